@@ -1,0 +1,73 @@
+"""Proof, or not, that an auxiliary reflection is invertible."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What is proven about f(x) = H(Wx) x for one W.
+
+    Split W⁻¹ = S + K, S symmetric and K skew. If S or −S is positive definite and its condition κ(S) is below 2, then f is a
+    bijection of ℝᵈ, whatever K, and a diffeomorphism off 0. The bound is sharp.
+
+    Attributes:
+        invertible: True when that is proven for this very W, rounding included; False says only that it is not.
+        condition: κ(S), or infinity where S is indefinite or W singular.
+        bracket: (2λmin(S), 2λmax(S)): the scalar c(x) = 2(Wx)ᵀx/‖Wx‖² lies in it for every x.
+        reason: One sentence.
+    """
+
+    invertible: bool
+    condition: float
+    bracket: tuple[float, float]
+    reason: str
+
+
+def certify(w: Any) -> Certificate:
+    """Proves or declines to prove that f(x) = H(Wx) x is invertible.
+
+    The eigenvalues of S are computed in float64 and widened by a bound on their error, from the residual ‖I − MW‖ of the
+    computed inverse M, so that rounding cannot turn a "no" into a "yes".
+
+    Args:
+        w: Square matrix.
+
+    Returns:
+        A `Certificate`.
+    """
+    w = np.asarray(ops.convert_to_numpy(ops.cast(w, "float64")))
+    if w.ndim != 2 or w.shape[0] != w.shape[1]:
+        raise ValueError(f"`w` must be a square matrix. Expected shape (d, d). Received: {w.shape}")
+    nothing = (-np.inf, np.inf)
+    if not np.isfinite(w).all():
+        return Certificate(False, np.inf, nothing, "Not proven: W has entries that are not finite.")
+    d, size = len(w), float(np.abs(w).max())
+    try:
+        inverse = np.linalg.inv(w / size) if size > 0 else None
+    except np.linalg.LinAlgError:
+        inverse = None
+    if inverse is None or not np.isfinite(inverse).all():
+        return Certificate(False, np.inf, nothing, "Not proven: W is singular.")
+    rounding = 8 * d * np.finfo(np.float64).eps
+    norm = np.linalg.norm(inverse)
+    residual = np.linalg.norm(np.eye(d) - inverse @ (w / size)) + rounding * norm * np.linalg.norm(w / size)
+    if not residual < 0.5:
+        return Certificate(False, np.inf, nothing, "Not proven: W is singular to working precision.")
+    error = norm * residual / (1 - residual) + rounding * norm
+    eigenvalues = np.linalg.eigvalsh((inverse + inverse.T) / 2)
+    low, high = float(eigenvalues[0]), float(eigenvalues[-1])
+    bracket = (2 * low / size, 2 * high / size)
+    if high < 0:  # f ignores the sign of W
+        low, high = -high, -low
+    if not low - error > 0:
+        return Certificate(False, np.inf, bracket, "Not proven: the symmetric part S of W⁻¹ is not definite.")
+    condition = high / low
+    if not high + error < 2 * (low - error):
+        return Certificate(
+            False, condition, bracket, f"Not proven: κ(S) = {condition:.6g} is not below 2, S the symmetric part of W⁻¹."
+        )
+    return Certificate(True, condition, bracket, f"Proven: κ(S) = {condition:.6g} < 2, S the symmetric part of W⁻¹.")

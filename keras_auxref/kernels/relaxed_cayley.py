@@ -1,0 +1,81 @@
+"""The sharp invertible family: W = (S + K)⁻¹ with κ(S) < 2 and any skew K."""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_auxref.initializers import PACKAGE, orthogonal_matrix
+from keras_auxref.kernels.base import Kernel
+from keras_auxref.kernels.norms import shrink_to
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class RelaxedCayley(Kernel):
+    """W = (S + K)⁻¹, S = ½(I + B̃) symmetric with ‖B̃‖₂ ≤ β = (1 − margin)/3 < 1/3, K skew.
+
+    Then κ(S) ≤ (1 + β)/(1 − β) < 2 and f is a bijection for every K. B̃ = B · min(1, β/‖B‖₂) for the symmetric part B of one
+    weight matrix, K the skew part of another with ‖K‖₂ ≤ `max_skew`. With B = 0, W = I − U and f(x) = U x for the orthogonal
+    U = I − (½I + K)⁻¹, the Cayley transform of K: the family contains every orthogonal map without eigenvalue 1, and `margin=1`
+    is exactly those.
+
+    `kernel_initializer` means the orthogonal start Q, by default random. An orthogonal matrix without eigenvalue 1 has
+    determinant (−1)ᵈ: where Q has the other one, the sign of its first column is turned. Eigenvalues of Q within
+    1/`max_skew` radians of 1 are moved to that distance.
+
+    Args:
+        margin: Number in (0, 1]: the distance kept from the bound, which has to cover rounding.
+        max_skew: Bound on ‖K‖₂. 50 keeps the certificate in float32; float64 allows more.
+    """
+
+    def __init__(self, margin: float = 0.05, max_skew: float = 50.0) -> None:
+        if not 0 < margin <= 1:
+            raise ValueError(f"`margin` must lie in (0, 1]. Expected 0 < margin <= 1. Received: {margin}")
+        if not max_skew > 0:
+            raise ValueError(f"`max_skew` must be positive. Received: {max_skew}")
+        self.margin, self.max_skew = float(margin), float(max_skew)
+
+    def default_initializer(self) -> keras.initializers.Initializer:
+        return keras.initializers.Orthogonal()
+
+    def initial_weights(self, d: int, initializer: Any, dtype: str) -> dict[str, Any]:
+        q = ops.convert_to_numpy(orthogonal_matrix(initializer, d, dtype)).astype(np.float64)
+        if np.linalg.slogdet(q)[0] != (-1) ** d:
+            q[:, 0] = -q[:, 0]
+        # iK has the eigenvalues ±½cot(θ/2) for the angles θ of Q: far from 1 they are small, and capping them one by one
+        # moves nothing else. Solving (I − Q)(½I + K) = I in the eigenbasis of Q keeps this safe next to eigenvalue 1.
+        angles, vectors = _angles(q)
+        skew = 0.5 / np.tan(angles / 2 + (np.abs(angles) < 1e-12) * 1e-12)
+        skew = np.clip(skew, -0.99 * self.max_skew, 0.99 * self.max_skew)
+        k = np.real((vectors * (1j * skew)) @ vectors.conj().T)
+        return {
+            "symmetric": ops.zeros((d, d), dtype=dtype),
+            "skew": ops.convert_to_tensor((k - k.T) / 2, dtype=dtype),
+        }
+
+    def __call__(self, weights: dict[str, Any]) -> Any:
+        b, g = weights["symmetric"], weights["skew"]
+        identity = ops.eye(b.shape[0], dtype=b.dtype)
+        # Halving first: the sum of two entries near the largest float would overflow.
+        s = 0.5 * (identity + shrink_to(0.5 * b + 0.5 * ops.transpose(b), (1 - self.margin) / 3))
+        k = shrink_to(0.5 * g - 0.5 * ops.transpose(g), self.max_skew)
+        m = s + k
+        # `inv` may raise on NaN in the middle of training: give it the identity, and bring the NaN back afterwards.
+        finite = ops.all(ops.isfinite(m))
+        return ops.where(finite, ops.inv(ops.where(finite, m, identity)), float("nan"))
+
+    def get_config(self) -> dict[str, Any]:
+        return {"margin": self.margin, "max_skew": self.max_skew}
+
+
+def _angles(q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Angles θ and orthonormal eigenvectors of an orthogonal matrix: Q = V diag(exp(iθ)) Vᴴ.
+
+    A normal matrix commutes with its adjoint: a generic combination of its Hermitian parts has the same eigenvectors, and `eigh`
+    keeps them orthonormal also where eigenvalues coincide.
+    """
+    cosine, sine = (q + q.T) / 2, (q - q.T) / 2j
+    _, vectors = np.linalg.eigh(cosine + 0.618033988749895 * sine)
+    values = np.einsum("ji,jk,ki->i", vectors.conj(), q, vectors)
+    return np.angle(values), vectors

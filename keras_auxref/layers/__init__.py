@@ -1,0 +1,5 @@
+"""Keras layers."""
+
+from keras_auxref.layers.aux_reflection import AuxReflection
+
+__all__ = ["AuxReflection"]

@@ -1,0 +1,161 @@
+"""The auxiliary reflection as a Keras layer."""
+
+from typing import Any
+
+import keras
+
+from keras_auxref import kernels, ops
+from keras_auxref.initializers import PACKAGE
+from keras_auxref.kernels import Certificate
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class AuxReflection(keras.layers.Layer):
+    """The auxiliary reflection of the last axis of its input: f(x) = H(n(x)) x.
+
+        f(x) = H(Wx) x = x − c u,      u = W x,      c = 2 uᵀx / ‖u‖²
+
+    One reflection, chosen by the input, represents every orthogonal map (W = I − U) and costs what a Dense layer costs. The
+    output has the norm of the input; the map is nonlinear, and its Jacobian is in general not orthogonal.
+
+    Args:
+        kernel: How weights become W: `"free"` (no guarantee), `"spectral"` (the paper's symmetric W, provably invertible),
+            `"relaxed_cayley"` (provably invertible, starts at any orthogonal map), or a `kernels.Kernel` instance.
+        network: Any Keras layer or model n with n(x).shape == x.shape, instead of W: f(x) = H(n(x)) x. Then there is no W, and
+            `kernel`, `inverse`, `log_det_jacobian`, `certificate` and `bijector` are not available.
+        kernel_initializer: W for `"free"` (see `initializers.ReflectionOf` to start as an orthogonal map), V for
+            `"spectral"`, the orthogonal start itself for `"relaxed_cayley"`. The default is the kernel's own.
+        kernel_regularizer: Keras regularizer for the trainable weights of the kernel.
+        **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`, …
+
+    Call arguments:
+        inputs: Tensor of shape `(batch, ..., d)`.
+
+    Output: A tensor of the same shape.
+
+    Example:
+    >>> import numpy as np
+    >>> layer = AuxReflection()
+    >>> x = np.ones((2, 8), "float32")
+    >>> np.allclose(np.linalg.norm(layer(x), axis=-1), np.linalg.norm(x, axis=-1))
+    True
+
+    Reference: Mathiasen & Hvilshøj, "One Reflection Suffice", 2020.
+    """
+
+    def __init__(
+        self,
+        kernel: Any = "free",
+        network: Any = None,
+        kernel_initializer: Any = None,
+        kernel_regularizer: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.parametrization = kernels.get(kernel)
+        if network is not None and not isinstance(network, keras.layers.Layer):
+            raise ValueError(f"`network` must be a Keras layer or model. Expected a `keras.layers.Layer`. Received: {network!r}")
+        self.network: Any = network
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.supports_masking = True
+        self._weights_of_kernel: dict[str, Any] = {}
+
+    def build(self, input_shape: Any) -> None:
+        d = input_shape[-1] if len(input_shape) >= 2 else None
+        if d is None:
+            raise ValueError(
+                "AuxReflection needs a batch axis and a known last axis. Expected shape (batch, ..., d). "
+                f"Received: {tuple(input_shape)}"
+            )
+        if self.network is not None:
+            self._build_network(input_shape)
+        else:
+            initializer = self.kernel_initializer or self.parametrization.default_initializer()
+            values = self.parametrization.initial_weights(d, initializer, self.variable_dtype)
+            for name, value in values.items():
+                # Without autocast W is computed in the precision of the weights, also in mixed precision.
+                self._weights_of_kernel[name] = self.add_weight(
+                    name=name,
+                    shape=tuple(value.shape),
+                    initializer=lambda shape, dtype=None, value=value: keras.ops.cast(value, dtype),
+                    regularizer=self.kernel_regularizer,
+                    autocast=False,
+                )
+        self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: d})
+
+    def _build_network(self, input_shape: Any) -> None:
+        if not self.network.built:
+            self.network.build(input_shape)
+        probe = keras.KerasTensor(input_shape, dtype=self.compute_dtype)
+        shape = tuple(self.network(probe).shape)
+        if shape != tuple(input_shape):
+            raise ValueError(f"`network` must keep the shape of its input. Expected {tuple(input_shape)}. Received: {shape}")
+
+    def call(self, inputs: Any) -> Any:
+        if not keras.backend.is_float_dtype(inputs.dtype):
+            raise ValueError(f"Inputs must have a floating-point dtype. Received: {inputs.dtype}")
+        if self.network is not None:
+            return ops.householder(self.network(inputs), inputs)
+        return ops.reflect(inputs, keras.ops.cast(self.kernel, inputs.dtype))
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+    @property
+    def kernel(self) -> Any:
+        """W as a tensor of shape (d, d), computed from the trainable weights."""
+        self._require_kernel("kernel")
+        return self.parametrization({name: keras.ops.convert_to_tensor(v) for name, v in self._weights_of_kernel.items()})
+
+    def inverse(self, y: Any) -> Any:
+        """x with f(x) = y. See `ops.inverse` for what is guaranteed; `certificate()` tells whether x is unique."""
+        return self._with_kernel(ops.inverse, y, "inverse")
+
+    def log_det_jacobian(self, x: Any) -> Any:
+        """log|det ∂f/∂x| for every vector on the last axis of x, shape `(batch, ...)`."""
+        return self._with_kernel(ops.log_det_jacobian, x, "log_det_jacobian")
+
+    def certificate(self) -> Certificate:
+        """What is proven about the invertibility of this layer, as it is now."""
+        self._require_kernel("certificate")
+        return self.parametrization.certificate(self.kernel)
+
+    def bijector(self, **kwargs: Any) -> Any:
+        """A new TFP bijector over the weights of this layer: a view, never a copy."""
+        self._require_kernel("bijector")
+        from keras_auxref.bijectors.layer import LayerBijector
+
+        return LayerBijector(self, **kwargs)
+
+    def _with_kernel(self, function: Any, x: Any, name: str) -> Any:
+        self._require_kernel(name)
+        x = keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)
+        return function(x, keras.ops.cast(self.kernel, x.dtype), symmetric=True if self.parametrization.symmetric else None)
+
+    def _require_kernel(self, name: str) -> None:
+        if self.network is not None:
+            raise NotImplementedError(
+                f"`{name}` needs a linear n(x) = Wx: for a general `network` neither the inverse nor the log-determinant of "
+                "f(x) = H(n(x)) x has a known closed form, and there is no matrix W."
+            )
+        if not self.built:
+            raise ValueError(
+                f"`{name}` needs weights, and layer '{self.name}' has not been built. Call it on data, or `build(shape)`."
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "kernel": keras.saving.serialize_keras_object(self.parametrization),
+            "network": keras.saving.serialize_keras_object(self.network),
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "AuxReflection":
+        config = dict(config)
+        if config.get("network") is not None:
+            config["network"] = keras.saving.deserialize_keras_object(config["network"])
+        return cls(**config)

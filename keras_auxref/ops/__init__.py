@@ -1,0 +1,28 @@
+"""The mathematics of the auxiliary reflection as pure functions of tensors, on the last axis of inputs of any rank ≥ 1.
+
+`householder`, `reflect`, `jacobian` and `newton_inverse` run on every Keras backend. `factorize`, `log_det_jacobian`, `inverse`
+and `inverse_with_info` need TensorFlow. `preimages` is NumPy.
+"""
+
+from keras_auxref.ops.factors import Factors, factorize
+from keras_auxref.ops.householder import householder
+from keras_auxref.ops.inverse import Inverse, inverse, inverse_with_info
+from keras_auxref.ops.jacobian import jacobian
+from keras_auxref.ops.log_det import log_det_jacobian
+from keras_auxref.ops.newton import newton_inverse
+from keras_auxref.ops.preimages import preimages
+from keras_auxref.ops.reflect import reflect
+
+__all__ = [
+    "Factors",
+    "Inverse",
+    "factorize",
+    "householder",
+    "inverse",
+    "inverse_with_info",
+    "jacobian",
+    "log_det_jacobian",
+    "newton_inverse",
+    "preimages",
+    "reflect",
+]

@@ -1,0 +1,28 @@
+"""Closed-form gradients whose own gradients stay right."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+
+def with_reference_gradient(fast: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is computed by `fast` and differentiated through `reference`.
+
+    A closed-form gradient computed from saved intermediates is a constant to an outer tape, so differentiating it again would
+    be silently wrong. Here second and higher derivatives come from automatic differentiation of `reference`, which computes the
+    same value from the arguments in differentiable operations; it runs only when such a derivative is asked for.
+    """
+
+    @tf.custom_gradient
+    def function(*arguments: tf.Tensor) -> Any:
+        def gradient(*cotangents: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(arguments)
+                outputs = reference(*arguments)
+            outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+            return tape.gradient(outputs, list(arguments), list(cotangents), unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+        return fast(*arguments), gradient
+
+    return function

@@ -1,0 +1,70 @@
+"""The Householder reflection H(v) x."""
+
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from keras_auxref.ops._checks import HALF, as_tensor, check_vector
+
+
+class Reflection(NamedTuple):
+    """H(u) x with what its gradient needs: û = u r, the factor 2/‖û‖² and the coefficient ĉ = 2 ûᵀx/‖û‖²."""
+
+    y: Any
+    direction: Any
+    scale: Any
+    factor: Any
+    coefficient: Any
+
+
+def largest(x: Any, axis: int | None = -1) -> Any:
+    """max|x|, from two reductions and no temporary of the size of x."""
+    keepdims = axis is not None
+    return ops.maximum(ops.max(x, axis=axis, keepdims=keepdims), -ops.min(x, axis=axis, keepdims=keepdims))
+
+
+def reflect_along(u: Any, x: Any, magnitude: Any, dead: Any) -> Reflection:
+    """H(u) x for u scaled to max|û| = 1 first, so that ‖û‖² neither over- nor underflows; x itself where `dead`.
+
+    `magnitude` is max|u|. Treating it as a constant is exact, because H ignores the length of u. The inner `where` keeps
+    infinities out of the branch that is not taken, so that gradients of every order are finite.
+    """
+    one = ops.ones_like(magnitude)
+    scale = ops.where(dead, 0 * one, 1 / ops.where(dead, one, magnitude))
+    direction = u * scale
+    factor = 2 / ops.where(dead, one, ops.sum(ops.square(direction), axis=-1, keepdims=True))
+    coefficient = ops.sum(direction * x, axis=-1, keepdims=True) * factor
+    return Reflection(x - coefficient * direction, direction, scale, factor, coefficient)
+
+
+def householder(v: Any, x: Any) -> Any:
+    """The Householder reflection of x in the hyperplane orthogonal to v.
+
+        H(v) x = x − 2 v (vᵀx) / ‖v‖²,      and x itself where v = 0.
+
+    Args:
+        v: Tensor of shape `(..., d)`, broadcast against `x`. Its length does not matter.
+        x: Tensor of shape `(..., d)`.
+
+    Returns:
+        A tensor of the broadcast shape and of the dtype of `x`. ‖H(v) x‖ = ‖x‖.
+
+    Example:
+    >>> import numpy as np
+    >>> print(householder(np.array([1.0, 0.0]), np.array([3.0, 4.0])).numpy())
+    [-3.  4.]
+    """
+    v, x = as_tensor(v, "v"), as_tensor(x, "x")
+    check_vector(v, "v")
+    check_vector(x, "x")
+    if v.shape[-1] != x.shape[-1]:
+        raise ValueError(
+            f"`v` and `x` must agree on the last axis. Expected shape (..., {x.shape[-1]}) for v. "
+            f"Received: v {tuple(v.shape)}, x {tuple(x.shape)}"
+        )
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    if dtype in HALF:
+        v, x = ops.cast(v, "float32"), ops.cast(x, "float32")
+    magnitude = ops.stop_gradient(largest(v))
+    return ops.cast(reflect_along(v, x, magnitude, magnitude <= 0).y, dtype)

@@ -1,0 +1,224 @@
+"""The inverse of the auxiliary reflection: one scalar equation per vector."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from keras_auxref.ops._checks import HALF, as_tensor, check_vectors_and_matrix, require_tensorflow
+from keras_auxref.ops._gradients import with_reference_gradient
+from keras_auxref.ops._rows import map_rows
+from keras_auxref.ops.factors import EIGEN, EIGEN_WIDE, PER_SAMPLE, SYMMETRIC, Factors, _factorize
+from keras_auxref.ops.householder import largest
+from keras_auxref.ops.jacobian import jacobian
+from keras_auxref.ops.reflect import reflection, vanishes
+from keras_auxref.ops.resolvent import Resolvent, resolvent_of
+from keras_auxref.ops.secular import bracket_of, solve_secular
+
+
+class Inverse(NamedTuple):
+    """x with f(x) = y, and how it was found: per vector the steps on the secular equation and ‖f(x) − y‖/‖y‖."""
+
+    x: tf.Tensor
+    steps: tf.Tensor
+    residual: tf.Tensor
+    certified: tf.Tensor
+
+
+def inverse(y: Any, w: Any, *, symmetric: bool | None = None, factors: Factors | None = None, max_steps: int = 100) -> tf.Tensor:
+    """Solves f(x) = H(Wx) x = y for every vector on the last axis of y.
+
+    y = (I − cW) x is linear in x once the scalar c is known, and f preserves norms, so c is a root of the secular equation
+
+        ‖(I − cW)⁻¹ y‖ = ‖y‖,      x = (I − cW)⁻¹ y,
+
+    one unknown and not d. W is factored once; the root is found by safeguarded Newton steps, typically 3 to 5. When W⁻¹ = S + K,
+    S symmetric positive (or negative) definite with condition below 2 and K skew, the preimage is unique and is found from
+    anywhere. For any other invertible W a preimage always exists and is searched for in float64, but **it may not be the only
+    one**: see `preimages`. Every x is checked against the real f(x) − y; a vector for which none was found becomes NaN, never a
+    wrong number. Gradients for y and W come from the implicit function theorem. Second derivatives are right, and cost one d×d
+    solve per vector. Needs TensorFlow; under XLA pass `symmetric=True` if W is, any other W costs a QR per vector and step.
+
+    Args:
+        y: Tensor of shape `(..., d)`.
+        w: Tensor of shape `(d, d)`.
+        symmetric: True promises W = Wᵀ; None looks at W.
+        factors: The result of `factorize(w)`, where the same W serves many batches.
+        max_steps: Bound on the number of steps.
+
+    Returns:
+        A tensor of the shape and dtype of `y`; y itself where W y = 0.
+    """
+    y, w, dtype = _prepare(y, w)
+    if factors is None:
+        factors = _factorize(tf.stop_gradient(w), symmetric)
+    return tf.cast(map_rows(lambda rows: _differentiable(rows, w, factors, max_steps), y), dtype)
+
+
+def inverse_with_info(
+    y: Any, w: Any, *, symmetric: bool | None = None, factors: Factors | None = None, max_steps: int = 100
+) -> Inverse:
+    """`inverse` with the number of steps, the relative residual and whether uniqueness is proven. Not differentiable."""
+    y, w, dtype = _prepare(y, w)
+    y, w = tf.stop_gradient(y), tf.stop_gradient(w)
+    if factors is None:
+        factors = _factorize(w, symmetric)
+    size = row_norm(y)
+    leading = tf.shape(y)[:-1]
+    rows = tf.reshape(y / size, [-1, w.shape[0]])
+    found = _solve(rows, w / tf.cast(factors.scale, w.dtype), factors, max_steps)
+    return Inverse(
+        x=tf.cast(tf.reshape(found.x, tf.shape(y)) * size, dtype),
+        steps=tf.reshape(found.steps, leading),
+        residual=tf.reshape(found.residual, leading),
+        certified=found.certified,
+    )
+
+
+def _prepare(y: Any, w: Any) -> tuple[tf.Tensor, tf.Tensor, tf.DType]:
+    require_tensorflow("inverse")
+    y, w = as_tensor(y, "y"), as_tensor(w, "w")
+    check_vectors_and_matrix(y, w, "y")
+    dtype = y.dtype
+    if dtype.name in HALF:
+        y, w = tf.cast(y, tf.float32), tf.cast(w, tf.float32)
+    return y, w, dtype
+
+
+def row_norm(y: tf.Tensor) -> tf.Tensor:
+    """‖y‖ on the last axis, for numbers of any size; 1 where y = 0. A constant to automatic differentiation."""
+    y = tf.stop_gradient(y)
+    size = largest(y)
+    size = tf.where(size > 0, size, 1)
+    norm = size * tf.norm(y / size, axis=-1, keepdims=True)
+    return tf.where(norm > 0, norm, 1)
+
+
+def _dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(a * b, axis=-1, keepdims=True)
+
+
+def _differentiable(y: tf.Tensor, w: tf.Tensor, factors: Factors, max_steps: int) -> tf.Tensor:
+    """x with the gradient of the implicit function theorem: for a cotangent g, gy = J⁻ᵀg and gW = −(∂f/∂W)ᵀ J⁻ᵀg."""
+
+    @tf.custom_gradient
+    def value(y: tf.Tensor, w: tf.Tensor) -> Any:
+        x = _solve(y, w, factors, max_steps).x
+
+        def fast(g: tf.Tensor, y: tf.Tensor, w: tf.Tensor) -> Any:
+            return _vjp(g, x, w, factors)
+
+        return x, lambda g: with_reference_gradient(fast, reference)(g, y, w)
+
+    def reference(g: tf.Tensor, y: tf.Tensor, w: tf.Tensor) -> Any:
+        x = value(y, w)
+        t = tf.linalg.solve(jacobian(x, w), g[..., None], adjoint=True)[..., 0]
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            image = reflection(x, w).y
+        return t, -tape.gradient(image, w, t)
+
+    # f is homogeneous in x and ignores the length of W, so that treating both lengths as constants is exact.
+    size = row_norm(y)
+    return size * value(y / size, w / tf.cast(factors.scale, w.dtype))
+
+
+class _Point(NamedTuple):
+    """The quantities of Theorem 3 at x, with p = A⁻¹u and κ = 1 + 2vᵀp/n2; on dead rows u = 0, A = I."""
+
+    u: tf.Tensor
+    v: tf.Tensor
+    n2: tf.Tensor
+    c: tf.Tensor
+    p: tf.Tensor
+    kappa: tf.Tensor
+
+
+def _at(x: tf.Tensor, w: tf.Tensor, dead: tf.Tensor, resolvent: Resolvent) -> _Point:
+    u, v = tf.matmul(x, w, transpose_b=True), tf.matmul(x, w)
+    u, v = tf.where(dead, 0, u), tf.where(dead, 0, v)
+    n2 = tf.where(dead, 1, _dot(u, u))
+    c = 2 * _dot(u, x) / n2
+    p = resolvent.solve(c, u)
+    return _Point(u, v, n2, c, p, 1 + 2 * _dot(v, p) / n2)
+
+
+def _jacobian_solve(point: _Point, resolvent: Resolvent, r: tf.Tensor) -> tf.Tensor:
+    """J⁻¹r = [A⁻¹ − (2/n2) A⁻¹u vᵀA⁻¹/κ] H(u) r (Sherman–Morrison)."""
+    z = resolvent.solve(point.c, r - point.u * (2 * _dot(point.u, r) / point.n2))
+    return z - point.p * (2 * _dot(point.v, z) / (point.n2 * point.kappa))
+
+
+def _jacobian_solve_transposed(point: _Point, resolvent: Resolvent, g: tf.Tensor) -> tf.Tensor:
+    """J⁻ᵀg."""
+    z = resolvent.solve_transposed(point.c, g - point.v * (2 * _dot(point.p, g) / (point.n2 * point.kappa)))
+    return z - point.u * (2 * _dot(point.u, z) / point.n2)
+
+
+def _vjp(g: tf.Tensor, x: tf.Tensor, w: tf.Tensor, factors: Factors) -> tuple[tf.Tensor, tf.Tensor]:
+    dtype = x.dtype
+    dead = _dead(x, w)
+
+    def gradients(resolvent: Resolvent, wide: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+        xs, ws, gs = (tf.cast(t, wide) for t in (x, w, g))
+        point = _at(xs, ws, dead, resolvent)
+        t = _jacobian_solve_transposed(point, resolvent, gs)
+        k = 2 * _dot(t, point.u) / point.n2
+        gu = point.c * t + k * xs - point.c * k * point.u
+        gw = tf.matmul(tf.where(dead, 0, gu), xs, transpose_a=True)
+        return tf.cast(t, dtype), tf.cast(gw, dtype)
+
+    return _switch(factors, tf.constant(True), dtype, gradients)
+
+
+def _dead(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    u = tf.matmul(x, w, transpose_b=True)
+    return vanishes(u, x, w, largest(u))
+
+
+def _switch(factors: Factors, certified: tf.Tensor, dtype: tf.DType, function: Callable[[Resolvent, tf.DType], Any]) -> Any:
+    """Calls `function` with the resolvent for W: in the dtype of the input if W is certified, in float64 if not."""
+    wide = tf.float64
+    routes = [(SYMMETRIC, dtype), (SYMMETRIC, wide), (EIGEN, dtype), (EIGEN_WIDE, wide), (PER_SAMPLE, wide)]
+    branches = [lambda route=route, kind=kind: function(*resolvent_of(factors, route, kind)) for route, kind in routes]
+    if factors.route == PER_SAMPLE:  # known while tracing
+        return branches[4]()
+    if isinstance(factors.route, int):
+        return branches[0]() if dtype == wide else tf.cond(certified, branches[0], branches[1])
+    trusted = tf.cast(certified, tf.int32)
+    index = tf.where(factors.route == SYMMETRIC, 1 - trusted, tf.where(factors.route == EIGEN, 3 - trusted, factors.route + 1))
+    return tf.switch_case(index, branches)
+
+
+def _solve(y: tf.Tensor, w: tf.Tensor, factors: Factors, max_steps: int) -> Inverse:
+    """The inverse for unit rows y and max|W| = 1, without gradients."""
+    dtype = y.dtype
+    if isinstance(factors.route, int):
+        bracket = bracket_of(factors, symmetric=factors.route == SYMMETRIC)
+    else:
+        bracket = tf.cond(factors.route == SYMMETRIC, lambda: bracket_of(factors, True), lambda: bracket_of(factors, False))
+    dead = _dead(y, w)
+    # Exact for W = I − U, and in the middle of things otherwise.
+    start = 2 * tf.linalg.trace(factors.w) / tf.reduce_sum(tf.square(factors.w))
+
+    def find(resolvent: Resolvent, wide: tf.DType) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        ys, ws = tf.cast(y, wide), tf.cast(w, wide)
+        wy = tf.matmul(ys, ws, transpose_b=True)
+        # Rows without a root to look for: y itself where W y = 0, NaN where y is NaN.
+        at_zero = tf.where(dead, tf.constant(float("nan"), wide), 2 * _dot(ys, wy))
+        c, steps = solve_secular(ys, resolvent, bracket, start, at_zero, max_steps)
+        c = tf.where(dead, 0, c)
+        x = ys + c * resolvent.solve(c, wy)
+        error = reflection(x, ws).y - ys
+        if wide == tf.float64:  # one step of refinement takes the error of the eigenbasis out
+            refined = x - _jacobian_solve(_at(x, ws, dead, resolvent), resolvent, error)
+            refined_error = reflection(refined, ws).y - ys
+            better = tf.norm(refined_error, axis=-1, keepdims=True) < tf.norm(error, axis=-1, keepdims=True)
+            x, error = tf.where(better, refined, x), tf.where(better, refined_error, error)
+        residual = tf.where(dead, 0, tf.norm(error, axis=-1, keepdims=True))
+        found = residual <= (1e-9 if wide == tf.float64 else 1e-4)
+        x = tf.where(dead, ys, tf.where(found, x, tf.constant(float("nan"), wide)))
+        return tf.cast(x, dtype), steps[..., 0], tf.cast(residual, dtype)[..., 0]
+
+    x, steps, residual = _switch(factors, bracket.certified, dtype, find)
+    return Inverse(x, steps, residual, bracket.certified)

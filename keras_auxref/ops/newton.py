@@ -1,0 +1,38 @@
+"""The paper's inverse: Newton's method on all d unknowns (appendix, "Inverse using Newtons Method")."""
+
+from typing import Any
+
+from keras import ops
+
+from keras_auxref.ops._checks import as_tensor, check_vectors_and_matrix
+from keras_auxref.ops.householder import largest
+from keras_auxref.ops.jacobian import jacobian
+from keras_auxref.ops.reflect import reflection
+
+
+def newton_inverse(y: Any, w: Any, steps: int = 10) -> Any:
+    """Solves f(x) = y by `steps` steps x ← x − J(x)⁻¹ (f(x) − y) from x = y, with one d×d solve per vector and step.
+
+    This is the reference that `inverse` is tested and measured against: it costs O(n d³ steps), has no safeguard and
+    converges only from close enough. Prefer `inverse`. Runs on every Keras backend.
+
+    Args:
+        y: Tensor of shape `(..., d)`.
+        w: Tensor of shape `(d, d)`.
+        steps: Number of Newton steps.
+
+    Returns:
+        A tensor of the shape and dtype of `y`.
+    """
+    y, w = as_tensor(y, "y"), as_tensor(w, "w")
+    check_vectors_and_matrix(y, w, "y")
+    if steps < 1:
+        raise ValueError(f"`steps` must be a positive integer. Received: {steps}")
+    size = ops.stop_gradient(largest(y))
+    size = ops.where(size > 0, size, 1)
+    target = y / size
+    x = target
+    for _ in range(steps):
+        residual = reflection(x, w).y - target
+        x = x - ops.solve(jacobian(x, w), residual[..., None])[..., 0]
+    return x * size

@@ -1,0 +1,218 @@
+"""A⁻¹ = (I − cW)⁻¹ for a batch of scalars c, from one factorisation of W.
+
+Jacobian, log-determinant and inverse of the auxiliary reflection depend on the vector x through A = I − cW, that is through one
+scalar. Each class below answers the same questions about A for every row of a batch, in a different basis.
+"""
+
+from typing import NamedTuple, Protocol
+
+import tensorflow as tf
+
+from keras_auxref.ops.factors import EIGEN, EIGEN_WIDE, PER_SAMPLE, SYMMETRIC, Factors
+
+
+class Secular(NamedTuple):
+    """What one step on the secular equation ‖x(c)‖ = ‖y‖ needs, each of shape (n, 1); x = A⁻¹y, u = Wx, x′ = dx/dc."""
+
+    psi: tf.Tensor  # (‖x‖² − ‖y‖²)/c = 2uᵀx − c‖u‖², without cancellation
+    x_squared: tf.Tensor  # ‖x‖²
+    slope: tf.Tensor  # xᵀx′
+    u_squared: tf.Tensor  # ‖u‖²
+
+
+class Resolvent(Protocol):
+    """(I − cW)⁻¹, row by row. `c` has shape (n, 1), vectors have shape (n, d)."""
+
+    def log_abs_det(self, c: tf.Tensor) -> tf.Tensor:
+        """log|det A|, shape (n, 1)."""
+
+    def trace(self, c: tf.Tensor) -> tf.Tensor:
+        """tr(A⁻¹W), shape (n, 1)."""
+
+    def solve(self, c: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        """A⁻¹b."""
+
+    def solve_transposed(self, c: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        """A⁻ᵀb."""
+
+    def pull_back(self, c: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
+        """Σ −g c A⁻ᵀ over the batch: the gradient of Σ g log|det A| with respect to W at fixed c, shape (d, d)."""
+
+    def coordinates(self, y: tf.Tensor) -> tf.Tensor:
+        """y in the basis in which `secular` works."""
+
+    def secular(self, c: tf.Tensor, coordinates: tf.Tensor) -> Secular:
+        """The secular equation at c."""
+
+
+def away_from_zero(x: tf.Tensor) -> tf.Tensor:
+    """x with exact zeros replaced by the smallest number whose square and cube stay finite when inverted."""
+    tiny = tf.constant(1e-100 if x.dtype == tf.float64 else 1e-12, x.dtype)
+    return tf.where(x == 0, tiny, x)
+
+
+class SymmetricResolvent:
+    """W = PΛPᵀ with orthogonal P: O(d) per vector and step of the secular equation."""
+
+    def __init__(self, factors: Factors, dtype: tf.DType) -> None:
+        self.eigenvalue = tf.cast(factors.eigenvalue[0], dtype)
+        self.basis = tf.cast(factors.right[0], dtype)
+        self.powers = tf.stack([tf.ones_like(self.eigenvalue), self.eigenvalue, self.eigenvalue**2], axis=1)
+
+    def _diagonal(self, c: tf.Tensor) -> tf.Tensor:
+        return away_from_zero(1 - c * self.eigenvalue)
+
+    def log_abs_det(self, c: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(tf.math.log(tf.abs(self._diagonal(c))), axis=-1, keepdims=True)
+
+    def trace(self, c: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(self.eigenvalue / self._diagonal(c), axis=-1, keepdims=True)
+
+    def solve(self, c: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(tf.matmul(b, self.basis, transpose_b=True) / self._diagonal(c), self.basis)
+
+    def solve_transposed(self, c: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        return self.solve(c, b)
+
+    def pull_back(self, c: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
+        diagonal = tf.reduce_sum(-g * c / self._diagonal(c), axis=0)
+        return tf.matmul(self.basis * diagonal[:, None], self.basis, transpose_a=True)
+
+    def coordinates(self, y: tf.Tensor) -> tf.Tensor:
+        return tf.square(tf.matmul(y, self.basis, transpose_b=True))
+
+    def secular(self, c: tf.Tensor, coordinates: tf.Tensor) -> Secular:
+        inverse = 1 / self._diagonal(c)
+        squares = coordinates * tf.square(inverse)
+        x_squared, ux, u_squared = tf.split(tf.matmul(squares, self.powers), 3, axis=-1)
+        slope = tf.matmul(squares * inverse, self.powers[:, 1:2])
+        return Secular(2 * ux - c * u_squared, x_squared, slope, u_squared)
+
+
+class EigenResolvent:
+    """W = PΛP⁻¹ in real arithmetic: pairs of real and imaginary parts, one of each conjugate pair of eigenvalues."""
+
+    def __init__(self, factors: Factors, dtype: tf.DType) -> None:
+        d = factors.w.shape[0]
+        self.real, self.imaginary = tf.unstack(tf.cast(factors.eigenvalue, dtype))
+        self.weight = tf.cast(factors.weight, dtype)
+        # (2m, d): real parts above imaginary parts, so that one product with a real batch gives both.
+        self.right = tf.reshape(tf.cast(factors.right, dtype), [-1, d])
+        self.left = tf.reshape(tf.cast(factors.left, dtype), [-1, d])
+        # Re(Σ weight p z) = Σ weight (Re p Re z − Im p Im z)
+        signs = tf.concat([self.weight, -self.weight], axis=0)[:, None]
+        self.from_right, self.from_left = signs * self.right, signs * self.left
+        self.shift = self.real**2 + self.imaginary**2
+
+    def _diagonal(self, c: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Re D, Im D and 1/|D|² of D = 1 − cΛ."""
+        real, imaginary = 1 - c * self.real, -c * self.imaginary
+        return real, imaginary, 1 / away_from_zero(tf.square(real) + tf.square(imaginary))
+
+    def _divide(self, c: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
+        """z / D for z of shape (n, 2m)."""
+        real, imaginary, inverse = self._diagonal(c)
+        a, b = tf.split(z, 2, axis=-1)
+        return tf.concat([(a * real + b * imaginary) * inverse, (b * real - a * imaginary) * inverse], axis=-1)
+
+    def log_abs_det(self, c: tf.Tensor) -> tf.Tensor:
+        inverse = self._diagonal(c)[2]
+        return -0.5 * tf.reduce_sum(self.weight * tf.math.log(inverse), axis=-1, keepdims=True)
+
+    def trace(self, c: tf.Tensor) -> tf.Tensor:
+        inverse = self._diagonal(c)[2]
+        return tf.reduce_sum(self.weight * (self.real - c * self.shift) * inverse, axis=-1, keepdims=True)
+
+    def solve(self, c: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(self._divide(c, tf.matmul(b, self.left, transpose_b=True)), self.from_right)
+
+    def solve_transposed(self, c: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(self._divide(c, tf.matmul(b, self.right, transpose_b=True)), self.from_left)
+
+    def pull_back(self, c: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
+        real, imaginary, inverse = self._diagonal(c)
+        gc = -g * c * inverse
+        a = self.weight * tf.reduce_sum(gc * real, axis=0)
+        b = -self.weight * tf.reduce_sum(gc * imaginary, axis=0)
+        # Re(q δ pᵀ) with δ = a + ib, for every kept pair
+        right_real, right_imaginary = tf.split(self.right, 2, axis=0)
+        turned = tf.concat(
+            [a[:, None] * right_real - b[:, None] * right_imaginary, -b[:, None] * right_real - a[:, None] * right_imaginary],
+            axis=0,
+        )
+        return tf.matmul(self.left, turned, transpose_a=True)
+
+    def coordinates(self, y: tf.Tensor) -> tf.Tensor:
+        a, b = tf.split(tf.matmul(y, self.left, transpose_b=True), 2, axis=-1)
+        scaled = [a * self.real - b * self.imaginary, a * self.imaginary + b * self.real]  # Λ P⁻¹ y
+        return tf.concat([y, *scaled], axis=-1)
+
+    def secular(self, c: tf.Tensor, coordinates: tf.Tensor) -> Secular:
+        y, wy = tf.split(coordinates, [self.right.shape[1], -1], axis=-1)
+        u_coordinates = self._divide(c, wy)
+        u = tf.matmul(u_coordinates, self.from_right)
+        derivative = tf.matmul(self._divide(c, u_coordinates), self.from_right)
+        return secular_from_vectors(c, y, u, derivative)
+
+
+class PerSampleResolvent:
+    """One QR factorisation of A per vector: for a W without usable eigenvectors, under XLA, and for second derivatives.
+
+    QR and not LU, because it has a gradient and an XLA kernel and does not raise where one A of the batch is singular.
+    """
+
+    def __init__(self, w: tf.Tensor) -> None:
+        self.w = w
+
+    def _qr(self, c: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.linalg.qr(tf.eye(self.w.shape[0], dtype=self.w.dtype) - c[..., None] * self.w)
+
+    def log_abs_det(self, c: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(tf.math.log(tf.abs(tf.linalg.diag_part(self._qr(c)[1]))), axis=-1, keepdims=True)
+
+    def trace(self, c: tf.Tensor) -> tf.Tensor:
+        q, r = self._qr(c)
+        return tf.linalg.trace(tf.linalg.triangular_solve(r, tf.matmul(q, self.w, transpose_a=True), lower=False))[..., None]
+
+    def solve(self, c: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        q, r = self._qr(c)
+        return tf.linalg.triangular_solve(r, tf.matmul(q, b[..., None], transpose_a=True), lower=False)[..., 0]
+
+    def solve_transposed(self, c: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        q, r = self._qr(c)
+        return tf.matmul(q, tf.linalg.triangular_solve(r, b[..., None], lower=False, adjoint=True))[..., 0]
+
+    def pull_back(self, c: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
+        q, r = self._qr(c)
+        inverse = tf.linalg.triangular_solve(r, tf.linalg.matrix_transpose(q), lower=False)
+        return tf.reduce_sum((-g * c)[..., None] * tf.linalg.matrix_transpose(inverse), axis=0)
+
+    def coordinates(self, y: tf.Tensor) -> tf.Tensor:
+        return tf.concat([y, tf.matmul(y, self.w, transpose_b=True)], axis=-1)
+
+    def secular(self, c: tf.Tensor, coordinates: tf.Tensor) -> Secular:
+        y, wy = tf.split(coordinates, 2, axis=-1)
+        u = self.solve(c, wy)
+        return secular_from_vectors(c, y, u, self.solve(c, u))
+
+
+def secular_from_vectors(c: tf.Tensor, y: tf.Tensor, u: tf.Tensor, derivative: tf.Tensor) -> Secular:
+    """The scalars of `Secular` from u = A⁻¹Wy and x′ = A⁻¹u."""
+
+    def dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(a * b, axis=-1, keepdims=True)
+
+    x, u_squared = y + c * u, dot(u, u)
+    return Secular(2 * dot(u, x) - c * u_squared, dot(x, x), dot(x, derivative), u_squared)
+
+
+def resolvent_of(factors: Factors, route: int, dtype: tf.DType) -> tuple[Resolvent, tf.DType]:
+    """The resolvent for one of the routes of `Factors`, and the dtype to batch in."""
+    if route == SYMMETRIC:
+        return SymmetricResolvent(factors, dtype), dtype
+    if route == EIGEN:
+        return EigenResolvent(factors, dtype), dtype
+    if route == EIGEN_WIDE:
+        return EigenResolvent(factors, tf.float64), tf.float64
+    assert route == PER_SAMPLE
+    return PerSampleResolvent(factors.w), tf.float64

@@ -1,0 +1,124 @@
+"""The scalar equation behind the inverse: ‖(I − cW)⁻¹y‖ = ‖y‖."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from keras_auxref.ops._rows import epsilon
+from keras_auxref.ops.factors import Factors
+from keras_auxref.ops.resolvent import Resolvent
+
+_SINGULAR = 1e15  # |c| for which I − cW is numerically −cW, for a W with max|W| = 1
+
+
+class Bracket(NamedTuple):
+    """Every preimage has its c in [low, high] = [2λmin(S), 2λmax(S)], S the symmetric part of W⁻¹ (scaled by max|W|).
+
+    `certified` is True when S or −S is positive definite with condition below 2: then the root is unique.
+    """
+
+    low: tf.Tensor
+    high: tf.Tensor
+    certified: tf.Tensor
+
+
+def bracket_of(factors: Factors, symmetric: bool) -> Bracket:
+    """The bracket from the eigenvalues of a symmetric W, or from W⁻¹."""
+    if symmetric:
+        s = 1 / factors.eigenvalue[0]
+    else:
+        q, r = tf.linalg.qr(factors.w)
+        inverse = tf.linalg.triangular_solve(r, tf.transpose(q), lower=False)
+        inverse = tf.where(
+            tf.reduce_all(tf.abs(inverse) < _SINGULAR), inverse, _SINGULAR * tf.eye(factors.w.shape[0], dtype=tf.float64)
+        )
+        s = tf.linalg.eigvalsh((inverse + tf.transpose(inverse)) / 2)
+    low, high = tf.reduce_min(s), tf.reduce_max(s)
+    invertible = tf.reduce_all(tf.abs(s) < _SINGULAR)
+    certified = invertible & (((low > 0) & (high < 2 * low)) | ((high < 0) & (low > 2 * high)))
+    # Rounding in the eigenvalues must not push a root out of the bracket.
+    slack = 64 * epsilon("float64") * tf.maximum(tf.abs(low), tf.abs(high))
+    limit = tf.constant(2 * _SINGULAR, tf.float64)
+    return Bracket(tf.where(invertible, 2 * low - slack, -limit), tf.where(invertible, 2 * high + slack, limit), certified)
+
+
+class Root(NamedTuple):
+    """c for every row, with the number of evaluations that it took."""
+
+    c: tf.Tensor
+    steps: tf.Tensor
+
+
+class _State(NamedTuple):
+    c: tf.Tensor
+    low: tf.Tensor
+    high: tf.Tensor
+    low_seen: tf.Tensor
+    high_seen: tf.Tensor
+    residual: tf.Tensor
+    older: tf.Tensor
+    done: tf.Tensor
+    steps: tf.Tensor
+
+
+def solve_secular(
+    y: tf.Tensor, resolvent: Resolvent, bracket: Bracket, start: tf.Tensor, at_zero: tf.Tensor, max_steps: int
+) -> Root:
+    """Finds a nonzero root c of ‖x(c)‖ = 1 for unit rows y, by Newton's method on h(c) = 1/‖x(c)‖ − 1 inside a bracket.
+
+    h is nearly linear in c (Hebden, Reinsch), hence few steps. With N = ‖x‖ and ψ = (N² − 1)/c, the Newton step is
+    c ψ N² / ((1 + N) xᵀx′). ψ ≥ 0 at the lower end and ≤ 0 at the upper end of the bracket and changes sign only at true roots,
+    poles included, so its sign keeps the bracket; bisection replaces a Newton step that leaves the bracket or follows two that
+    did not halve the residual |ψ|/‖u‖ = ‖f(x) − y‖. c = 0 also solves the equation without being a preimage: where the
+    bracket contains it, the sign of ψ(0) = 2yᵀWy (`at_zero`) chooses a side and the step is deflated, s ← s c/(c − s).
+    """
+    dtype = y.dtype
+    tolerance = 4 * epsilon(dtype.name)
+    low, high = (tf.cast(end, dtype) * tf.ones_like(at_zero) for end in (bracket.low, bracket.high))
+    straddles = (low < 0) & (high > 0)
+    low = tf.where(straddles & (at_zero > 0), tf.zeros_like(low), low)
+    high = tf.where(straddles & (at_zero <= 0), tf.zeros_like(high), high)
+    start = tf.cast(start, dtype) * tf.ones_like(low)
+    c = tf.where((start > low) & (start < high), start, (low + high) / 2)
+    coordinates = resolvent.coordinates(y)
+    infinite = tf.fill(tf.shape(c), tf.constant(float("inf"), dtype))
+
+    def step(state: _State) -> tuple[_State]:
+        c, low, high, low_seen, high_seen, residual, older, done, steps = state
+        secular = resolvent.secular(c, coordinates)
+        now = tf.abs(secular.psi) / tf.sqrt(secular.u_squared)
+        finite = tf.math.is_finite(now)
+        positive = secular.psi > 0
+        low, high = tf.where(positive, c, low), tf.where(positive, high, c)
+        low_seen, high_seen = low_seen | positive, high_seen | ~positive
+        norm = tf.sqrt(secular.x_squared)
+        newton = c * secular.psi * secular.x_squared / ((1 + norm) * secular.slope)
+        newton = c - tf.where(straddles, newton * c / (c - newton), newton)
+        inside = (newton > low) & (newton < high) & (now <= tf.maximum(residual, older) / 2)
+        # A root close to an end of the bracket throws the step just over it: look at that end before bisecting.
+        end = tf.where((newton <= low) & ~low_seen, low, tf.where((newton >= high) & ~high_seen, high, (low + high) / 2))
+        following = tf.where(inside, newton, end)
+        width = tolerance * tf.maximum(tf.abs(low), tf.abs(high))
+        stagnates = (now <= 16 * tolerance) & (now > residual / 2)  # what is left is rounding
+        stop = (now <= tolerance) | stagnates | ~finite | (high - low <= width)
+        return (
+            _State(
+                c=tf.where(done | stop, c, following),
+                low=tf.where(done, state.low, low),
+                high=tf.where(done, state.high, high),
+                low_seen=low_seen,
+                high_seen=high_seen,
+                # Any other step starts the comparison anew.
+                residual=tf.where(inside, now, infinite),
+                older=tf.where(inside, residual, infinite),
+                done=done | stop,
+                steps=steps + tf.cast(~done, tf.int32),
+            ),
+        )
+
+    # Rows of zeros or NaN have no root: they are done before the start and hold nobody up.
+    done = ~tf.math.is_finite(at_zero)
+    seen = ~tf.fill(tf.shape(c), bracket.certified)
+    state = _State(c, low, high, seen, seen, infinite, infinite, done, tf.zeros_like(done, tf.int32))
+    (state,) = tf.while_loop(lambda state: tf.reduce_any(~state.done), step, (state,), maximum_iterations=max_steps)
+    return Root(state.c, state.steps)
