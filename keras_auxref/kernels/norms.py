@@ -27,7 +27,8 @@ def top_eigenvalue(gram: Any) -> Any:
     size = ops.stop_gradient(largest(gram, axis=None))
     size = ops.where(size > 0, size, 1)
     gram = gram / size
-    rounding = 1 + 4 * d**0.5 * epsilon(keras.backend.standardize_dtype(gram.dtype))
+    # The Rayleigh quotient of an eigenvector good to six digits, as XLA gives it, is good to twelve.
+    rounding = 1 + max(4 * d**0.5 * epsilon(keras.backend.standardize_dtype(gram.dtype)), 1e-11)
     if d <= EXACT_UP_TO:
         # `eigh` raises on NaN in the middle of training: let it see zeros, and the product below bring the NaN back.
         _, vectors = ops.eigh(ops.stop_gradient(ops.where(ops.isfinite(gram), gram, 0)))

@@ -21,6 +21,8 @@ class Reflection(NamedTuple):
 def largest(x: Any, axis: int | None = -1) -> Any:
     """max|x|, from two reductions and no temporary of the size of x."""
     keepdims = axis is not None
+    if 0 in x.shape:  # an empty batch is legal, an empty maximum is not
+        return ops.sum(x, axis=axis, keepdims=keepdims)
     return ops.maximum(ops.max(x, axis=axis, keepdims=keepdims), -ops.min(x, axis=axis, keepdims=keepdims))
 
 

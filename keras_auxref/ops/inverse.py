@@ -9,10 +9,9 @@ from keras_auxref.ops._checks import HALF, as_tensor, check_vectors_and_matrix, 
 from keras_auxref.ops._gradients import with_reference_gradient
 from keras_auxref.ops._rows import map_rows
 from keras_auxref.ops.factors import EIGEN, EIGEN_WIDE, PER_SAMPLE, SYMMETRIC, Factors, _factorize
-from keras_auxref.ops.householder import largest
 from keras_auxref.ops.jacobian import jacobian
 from keras_auxref.ops.reflect import reflection, vanishes
-from keras_auxref.ops.resolvent import Resolvent, resolvent_of
+from keras_auxref.ops.resolvent import Resolvent, resolvent_of, row_dot
 from keras_auxref.ops.secular import bracket_of, solve_secular
 
 
@@ -63,7 +62,7 @@ def inverse_with_info(
     y, w = tf.stop_gradient(y), tf.stop_gradient(w)
     if factors is None:
         factors = _factorize(w, symmetric)
-    size = row_norm(y)
+    size = _size(y)
     leading = tf.shape(y)[:-1]
     rows = tf.reshape(y / size, [-1, w.shape[0]])
     found = _solve(rows, w / tf.cast(factors.scale, w.dtype), factors, max_steps)
@@ -85,17 +84,10 @@ def _prepare(y: Any, w: Any) -> tuple[tf.Tensor, tf.Tensor, tf.DType]:
     return y, w, dtype
 
 
-def row_norm(y: tf.Tensor) -> tf.Tensor:
-    """‖y‖ on the last axis, for numbers of any size; 1 where y = 0. A constant to automatic differentiation."""
-    y = tf.stop_gradient(y)
-    size = largest(y)
-    size = tf.where(size > 0, size, 1)
-    norm = size * tf.norm(y / size, axis=-1, keepdims=True)
-    return tf.where(norm > 0, norm, 1)
-
-
-def _dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_sum(a * b, axis=-1, keepdims=True)
+def _size(y: tf.Tensor) -> tf.Tensor:
+    """max|y| on the last axis, 1 where y = 0. A constant to automatic differentiation."""
+    size = tf.reduce_max(tf.abs(tf.stop_gradient(y)), axis=-1, keepdims=True)
+    return tf.where(size > 0, size, 1)
 
 
 def _differentiable(y: tf.Tensor, w: tf.Tensor, factors: Factors, max_steps: int) -> tf.Tensor:
@@ -119,12 +111,15 @@ def _differentiable(y: tf.Tensor, w: tf.Tensor, factors: Factors, max_steps: int
         return t, -tape.gradient(image, w, t)
 
     # f is homogeneous in x and ignores the length of W, so that treating both lengths as constants is exact.
-    size = row_norm(y)
+    size = _size(y)
     return size * value(y / size, w / tf.cast(factors.scale, w.dtype))
 
 
 class _Point(NamedTuple):
-    """The quantities of Theorem 3 at x, with p = A⁻¹u and κ = 1 + 2vᵀp/n2; on dead rows u = 0, A = I."""
+    """The quantities of Theorem 3 at x, with p = A⁻¹u and κ = 1 + 2vᵀp/n2.
+
+    On dead rows u and v are rounding noise, and n2 = 1, c = 0 make them count for nothing: A = I, J = I.
+    """
 
     u: tf.Tensor
     v: tf.Tensor
@@ -136,23 +131,26 @@ class _Point(NamedTuple):
 
 def _at(x: tf.Tensor, w: tf.Tensor, dead: tf.Tensor, resolvent: Resolvent) -> _Point:
     u, v = tf.matmul(x, w, transpose_b=True), tf.matmul(x, w)
-    u, v = tf.where(dead, 0, u), tf.where(dead, 0, v)
-    n2 = tf.where(dead, 1, _dot(u, u))
-    c = 2 * _dot(u, x) / n2
+    n2, c = _coefficient(x, u, dead)
     p = resolvent.solve(c, u)
-    return _Point(u, v, n2, c, p, 1 + 2 * _dot(v, p) / n2)
+    return _Point(u, v, n2, c, p, 1 + 2 * row_dot(v, p) / n2)
+
+
+def _coefficient(x: tf.Tensor, u: tf.Tensor, dead: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    n2 = tf.where(~dead, row_dot(u, u), 1)
+    return n2, tf.where(~dead, 2 * row_dot(u, x) / n2, 0)
 
 
 def _jacobian_solve(point: _Point, resolvent: Resolvent, r: tf.Tensor) -> tf.Tensor:
     """J⁻¹r = [A⁻¹ − (2/n2) A⁻¹u vᵀA⁻¹/κ] H(u) r (Sherman–Morrison)."""
-    z = resolvent.solve(point.c, r - point.u * (2 * _dot(point.u, r) / point.n2))
-    return z - point.p * (2 * _dot(point.v, z) / (point.n2 * point.kappa))
+    z = resolvent.solve(point.c, r - point.u * (2 * row_dot(point.u, r) / point.n2))
+    return z - point.p * (2 * row_dot(point.v, z) / (point.n2 * point.kappa))
 
 
 def _jacobian_solve_transposed(point: _Point, resolvent: Resolvent, g: tf.Tensor) -> tf.Tensor:
     """J⁻ᵀg."""
-    z = resolvent.solve_transposed(point.c, g - point.v * (2 * _dot(point.p, g) / (point.n2 * point.kappa)))
-    return z - point.u * (2 * _dot(point.u, z) / point.n2)
+    z = resolvent.solve_transposed(point.c, g - point.v * (2 * row_dot(point.p, g) / (point.n2 * point.kappa)))
+    return z - point.u * (2 * row_dot(point.u, z) / point.n2)
 
 
 def _vjp(g: tf.Tensor, x: tf.Tensor, w: tf.Tensor, factors: Factors) -> tuple[tf.Tensor, tf.Tensor]:
@@ -163,17 +161,18 @@ def _vjp(g: tf.Tensor, x: tf.Tensor, w: tf.Tensor, factors: Factors) -> tuple[tf
         xs, ws, gs = (tf.cast(t, wide) for t in (x, w, g))
         point = _at(xs, ws, dead, resolvent)
         t = _jacobian_solve_transposed(point, resolvent, gs)
-        k = 2 * _dot(t, point.u) / point.n2
-        gu = point.c * t + k * xs - point.c * k * point.u
-        gw = tf.matmul(tf.where(dead, 0, gu), xs, transpose_a=True)
-        return tf.cast(t, dtype), tf.cast(gw, dtype)
+        k = tf.where(~dead, 2 * row_dot(t, point.u) / point.n2, 0)
+        gu = point.c * t + k * (xs - point.c * point.u)
+        return tf.cast(t, dtype), tf.cast(tf.matmul(gu, xs, transpose_a=True), dtype)
 
     return _switch(factors, tf.constant(True), dtype, gradients)
 
 
 def _dead(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    """Where W x = 0, for rows with max|x| ≤ 1."""
     u = tf.matmul(x, w, transpose_b=True)
-    return vanishes(u, x, w, largest(u))
+    magnitude = tf.reduce_max(tf.abs(u), axis=-1, keepdims=True)
+    return vanishes(u, tf.ones_like(magnitude), w, magnitude)
 
 
 def _switch(factors: Factors, certified: tf.Tensor, dtype: tf.DType, function: Callable[[Resolvent, tf.DType], Any]) -> Any:
@@ -181,17 +180,24 @@ def _switch(factors: Factors, certified: tf.Tensor, dtype: tf.DType, function: C
     wide = tf.float64
     routes = [(SYMMETRIC, dtype), (SYMMETRIC, wide), (EIGEN, dtype), (EIGEN_WIDE, wide), (PER_SAMPLE, wide)]
     branches = [lambda route=route, kind=kind: function(*resolvent_of(factors, route, kind)) for route, kind in routes]
-    if factors.route == PER_SAMPLE:  # known while tracing
-        return branches[4]()
-    if isinstance(factors.route, int):
+    if isinstance(factors.route, int):  # known while tracing
+        if factors.route == PER_SAMPLE:
+            return branches[4]()
         return branches[0]() if dtype == wide else tf.cond(certified, branches[0], branches[1])
     trusted = tf.cast(certified, tf.int32)
     index = tf.where(factors.route == SYMMETRIC, 1 - trusted, tf.where(factors.route == EIGEN, 3 - trusted, factors.route + 1))
     return tf.switch_case(index, branches)
 
 
+def _error(x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, dead: tf.Tensor) -> tf.Tensor:
+    """‖f(x) − y‖²."""
+    u = tf.matmul(x, w, transpose_b=True)
+    error = x - _coefficient(x, u, dead)[1] * u - y
+    return row_dot(error, error)
+
+
 def _solve(y: tf.Tensor, w: tf.Tensor, factors: Factors, max_steps: int) -> Inverse:
-    """The inverse for unit rows y and max|W| = 1, without gradients."""
+    """The inverse for rows with max|y| = 1 and for max|W| about 1, without gradients."""
     dtype = y.dtype
     if isinstance(factors.route, int):
         bracket = bracket_of(factors, symmetric=factors.route == SYMMETRIC)
@@ -203,21 +209,23 @@ def _solve(y: tf.Tensor, w: tf.Tensor, factors: Factors, max_steps: int) -> Inve
 
     def find(resolvent: Resolvent, wide: tf.DType) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         ys, ws = tf.cast(y, wide), tf.cast(w, wide)
+        norm = tf.sqrt(row_dot(ys, ys))
         wy = tf.matmul(ys, ws, transpose_b=True)
         # Rows without a root to look for: y itself where W y = 0, NaN where y is NaN.
-        at_zero = tf.where(dead, tf.constant(float("nan"), wide), 2 * _dot(ys, wy))
-        c, steps = solve_secular(ys, resolvent, bracket, start, at_zero, max_steps)
-        c = tf.where(dead, 0, c)
+        nan = tf.constant(float("nan"), wide)
+        at_zero = tf.where(dead, nan, 2 * row_dot(ys, wy))
+        c, steps = solve_secular(ys, norm, resolvent, bracket, start, at_zero, max_steps)
+        c = tf.where(~dead, c, 0)
         x = ys + c * resolvent.solve(c, wy)
-        error = reflection(x, ws).y - ys
-        if wide == tf.float64:  # one step of refinement takes the error of the eigenbasis out
-            refined = x - _jacobian_solve(_at(x, ws, dead, resolvent), resolvent, error)
-            refined_error = reflection(refined, ws).y - ys
-            better = tf.norm(refined_error, axis=-1, keepdims=True) < tf.norm(error, axis=-1, keepdims=True)
-            x, error = tf.where(better, refined, x), tf.where(better, refined_error, error)
-        residual = tf.where(dead, 0, tf.norm(error, axis=-1, keepdims=True))
+        # One step of refinement takes the rounding of the eigenbasis out; where it does not help, it is not taken.
+        point = _at(x, ws, dead, resolvent)
+        error = x - point.c * point.u - ys
+        step = _jacobian_solve(point, resolvent, error)
+        refined_error, error = _error(x - step, ys, ws, dead), row_dot(error, error)
+        better = refined_error < error
+        residual = tf.where(~dead, tf.sqrt(tf.where(better, refined_error, error)) / norm, 0)
         found = residual <= (1e-9 if wide == tf.float64 else 1e-4)
-        x = tf.where(dead, ys, tf.where(found, x, tf.constant(float("nan"), wide)))
+        x = x - tf.math.multiply_no_nan(step, tf.cast(better, wide)) + tf.where(found, tf.zeros_like(nan), nan)
         return tf.cast(x, dtype), steps[..., 0], tf.cast(residual, dtype)[..., 0]
 
     x, steps, residual = _switch(factors, bracket.certified, dtype, find)

@@ -43,14 +43,18 @@ def reflect(x: Any, w: Any) -> Any:
 
 
 def vanishes(u: Any, x: Any, w: Any, magnitude: Any) -> Any:
-    """Where W x is zero up to rounding. A NaN compares false, so it never passes for a vector that W annihilates."""
+    """Where W x is zero up to rounding.
+
+    A NaN must not pass for a vector that W annihilates. It compares false; and the maximum of nothing but NaN, for which
+    TensorFlow may give −∞, is told by its sign.
+    """
     dtype = keras.backend.standardize_dtype(w.dtype)
     if dtype in HALF:  # such a product is accumulated in float32 and rounded once: its error does not grow with d
         tolerance = max(4 * epsilon("float32") * math.sqrt(w.shape[0]), epsilon(dtype))
     else:
         tolerance = 4 * epsilon(dtype) * math.sqrt(w.shape[0])
     bound = tolerance * largest(w, axis=None)
-    return magnitude <= ops.cast(bound, u.dtype) * largest(x)
+    return ops.logical_and(magnitude >= 0, magnitude <= ops.cast(bound, u.dtype) * largest(x))
 
 
 def reflection(x: Any, w: Any) -> Reflection:

@@ -4,6 +4,7 @@ Jacobian, log-determinant and inverse of the auxiliary reflection depend on the 
 scalar. Each class below answers the same questions about A for every row of a batch, in a different basis.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import tensorflow as tf
@@ -38,17 +39,16 @@ class Resolvent(Protocol):
     def pull_back(self, c: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
         """Σ −g c A⁻ᵀ over the batch: the gradient of Σ g log|det A| with respect to W at fixed c, shape (d, d)."""
 
-    def coordinates(self, y: tf.Tensor) -> tf.Tensor:
+    def coordinates(self, y: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """y in the basis in which `secular` works."""
 
-    def secular(self, c: tf.Tensor, coordinates: tf.Tensor) -> Secular:
+    def secular(self, c: tf.Tensor, coordinates: tuple[tf.Tensor, ...]) -> Secular:
         """The secular equation at c."""
 
 
-def away_from_zero(x: tf.Tensor) -> tf.Tensor:
-    """x with exact zeros replaced by the smallest number whose square and cube stay finite when inverted."""
-    tiny = tf.constant(1e-100 if x.dtype == tf.float64 else 1e-12, x.dtype)
-    return tf.where(x == 0, tiny, x)
+def nudge(dtype: tf.DType) -> float:
+    """Added to the diagonal of A, this keeps an exact zero from dividing; it vanishes in the rounding of everything else."""
+    return 1e-100 if dtype == tf.float64 else 1e-12
 
 
 class SymmetricResolvent:
@@ -60,7 +60,7 @@ class SymmetricResolvent:
         self.powers = tf.stack([tf.ones_like(self.eigenvalue), self.eigenvalue, self.eigenvalue**2], axis=1)
 
     def _diagonal(self, c: tf.Tensor) -> tf.Tensor:
-        return away_from_zero(1 - c * self.eigenvalue)
+        return 1 - c * self.eigenvalue + nudge(c.dtype)
 
     def log_abs_det(self, c: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(tf.math.log(tf.abs(self._diagonal(c))), axis=-1, keepdims=True)
@@ -78,12 +78,12 @@ class SymmetricResolvent:
         diagonal = tf.reduce_sum(-g * c / self._diagonal(c), axis=0)
         return tf.matmul(self.basis * diagonal[:, None], self.basis, transpose_a=True)
 
-    def coordinates(self, y: tf.Tensor) -> tf.Tensor:
-        return tf.square(tf.matmul(y, self.basis, transpose_b=True))
+    def coordinates(self, y: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return (tf.square(tf.matmul(y, self.basis, transpose_b=True)),)
 
-    def secular(self, c: tf.Tensor, coordinates: tf.Tensor) -> Secular:
+    def secular(self, c: tf.Tensor, coordinates: tuple[tf.Tensor, ...]) -> Secular:
         inverse = 1 / self._diagonal(c)
-        squares = coordinates * tf.square(inverse)
+        squares = coordinates[0] * tf.square(inverse)
         x_squared, ux, u_squared = tf.split(tf.matmul(squares, self.powers), 3, axis=-1)
         slope = tf.matmul(squares * inverse, self.powers[:, 1:2])
         return Secular(2 * ux - c * u_squared, x_squared, slope, u_squared)
@@ -107,13 +107,17 @@ class EigenResolvent:
     def _diagonal(self, c: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Re D, Im D and 1/|D|² of D = 1 − cΛ."""
         real, imaginary = 1 - c * self.real, -c * self.imaginary
-        return real, imaginary, 1 / away_from_zero(tf.square(real) + tf.square(imaginary))
+        return real, imaginary, 1 / (tf.square(real) + tf.square(imaginary) + nudge(c.dtype) ** 2)
+
+    def _reciprocal(self, c: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Re 1/D and Im 1/D."""
+        real, imaginary, inverse = self._diagonal(c)
+        return real * inverse, -imaginary * inverse
 
     def _divide(self, c: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
         """z / D for z of shape (n, 2m)."""
-        real, imaginary, inverse = self._diagonal(c)
         a, b = tf.split(z, 2, axis=-1)
-        return tf.concat([(a * real + b * imaginary) * inverse, (b * real - a * imaginary) * inverse], axis=-1)
+        return tf.concat(_product((a, b), self._reciprocal(c)), axis=-1)
 
     def log_abs_det(self, c: tf.Tensor) -> tf.Tensor:
         inverse = self._diagonal(c)[2]
@@ -142,17 +146,22 @@ class EigenResolvent:
         )
         return tf.matmul(self.left, turned, transpose_a=True)
 
-    def coordinates(self, y: tf.Tensor) -> tf.Tensor:
-        a, b = tf.split(tf.matmul(y, self.left, transpose_b=True), 2, axis=-1)
-        scaled = [a * self.real - b * self.imaginary, a * self.imaginary + b * self.real]  # Λ P⁻¹ y
-        return tf.concat([y, *scaled], axis=-1)
+    def coordinates(self, y: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        a, b = (tf.matmul(y, half, transpose_b=True) for half in tf.split(self.left, 2, axis=0))
+        return (y, *_product((a, b), (self.real, self.imaginary)))  # y and Λ P⁻¹ y
 
-    def secular(self, c: tf.Tensor, coordinates: tf.Tensor) -> Secular:
-        y, wy = tf.split(coordinates, [self.right.shape[1], -1], axis=-1)
-        u_coordinates = self._divide(c, wy)
-        u = tf.matmul(u_coordinates, self.from_right)
-        derivative = tf.matmul(self._divide(c, u_coordinates), self.from_right)
-        return secular_from_vectors(c, y, u, derivative)
+    def secular(self, c: tf.Tensor, coordinates: tuple[tf.Tensor, ...]) -> Secular:
+        reciprocal = self._reciprocal(c)
+        u_coordinates = _product(coordinates[1:], reciprocal)
+        derivative = _product(u_coordinates, reciprocal)
+        back = tf.split(self.from_right, 2, axis=0)
+        u, x_prime = (tf.matmul(a, back[0]) + tf.matmul(b, back[1]) for a, b in (u_coordinates, derivative))
+        return secular_from_vectors(c, coordinates[0], u, x_prime)
+
+
+def _product(x: Sequence[tf.Tensor], y: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    """The complex product of two pairs of real and imaginary parts."""
+    return x[0] * y[0] - x[1] * y[1], x[0] * y[1] + x[1] * y[0]
 
 
 class PerSampleResolvent:
@@ -187,23 +196,24 @@ class PerSampleResolvent:
         inverse = tf.linalg.triangular_solve(r, tf.linalg.matrix_transpose(q), lower=False)
         return tf.reduce_sum((-g * c)[..., None] * tf.linalg.matrix_transpose(inverse), axis=0)
 
-    def coordinates(self, y: tf.Tensor) -> tf.Tensor:
-        return tf.concat([y, tf.matmul(y, self.w, transpose_b=True)], axis=-1)
+    def coordinates(self, y: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return y, tf.matmul(y, self.w, transpose_b=True)
 
-    def secular(self, c: tf.Tensor, coordinates: tf.Tensor) -> Secular:
-        y, wy = tf.split(coordinates, 2, axis=-1)
+    def secular(self, c: tf.Tensor, coordinates: tuple[tf.Tensor, ...]) -> Secular:
+        y, wy = coordinates
         u = self.solve(c, wy)
         return secular_from_vectors(c, y, u, self.solve(c, u))
 
 
 def secular_from_vectors(c: tf.Tensor, y: tf.Tensor, u: tf.Tensor, derivative: tf.Tensor) -> Secular:
     """The scalars of `Secular` from u = A⁻¹Wy and x′ = A⁻¹u."""
+    x, u_squared = y + c * u, row_dot(u, u)
+    return Secular(2 * row_dot(u, x) - c * u_squared, row_dot(x, x), row_dot(x, derivative), u_squared)
 
-    def dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_sum(a * b, axis=-1, keepdims=True)
 
-    x, u_squared = y + c * u, dot(u, u)
-    return Secular(2 * dot(u, x) - c * u_squared, dot(x, x), dot(x, derivative), u_squared)
+def row_dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    """aᵀb for every row, shape (n, 1)."""
+    return tf.reduce_sum(a * b, axis=-1, keepdims=True)
 
 
 def resolvent_of(factors: Factors, route: int, dtype: tf.DType) -> tuple[Resolvent, tf.DType]:

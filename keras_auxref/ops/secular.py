@@ -62,18 +62,19 @@ class _State(NamedTuple):
 
 
 def solve_secular(
-    y: tf.Tensor, resolvent: Resolvent, bracket: Bracket, start: tf.Tensor, at_zero: tf.Tensor, max_steps: int
+    y: tf.Tensor, norm: tf.Tensor, resolvent: Resolvent, bracket: Bracket, start: tf.Tensor, at_zero: tf.Tensor, max_steps: int
 ) -> Root:
-    """Finds a nonzero root c of ‖x(c)‖ = 1 for unit rows y, by Newton's method on h(c) = 1/‖x(c)‖ − 1 inside a bracket.
+    """Finds a nonzero root c of ‖x(c)‖ = ‖y‖ for rows y, by Newton's method on h(c) = 1/‖x(c)‖ − 1/‖y‖ inside a bracket.
 
-    h is nearly linear in c (Hebden, Reinsch), hence few steps. With N = ‖x‖ and ψ = (N² − 1)/c, the Newton step is
-    c ψ N² / ((1 + N) xᵀx′). ψ ≥ 0 at the lower end and ≤ 0 at the upper end of the bracket and changes sign only at true roots,
-    poles included, so its sign keeps the bracket; bisection replaces a Newton step that leaves the bracket or follows two that
-    did not halve the residual |ψ|/‖u‖ = ‖f(x) − y‖. c = 0 also solves the equation without being a preimage: where the
-    bracket contains it, the sign of ψ(0) = 2yᵀWy (`at_zero`) chooses a side and the step is deflated, s ← s c/(c − s).
+    h is nearly linear in c (Hebden, Reinsch), hence few steps. With ψ = (‖x‖² − ‖y‖²)/c, the Newton step is
+    c ψ ‖x‖² / ((‖x‖ + ‖y‖) ‖y‖ xᵀx′). ψ ≥ 0 at the lower end and ≤ 0 at the upper end of the bracket and changes sign only at
+    true roots, poles included, so its sign keeps the bracket; bisection replaces a Newton step that leaves the bracket or
+    follows two that did not halve the residual |ψ|/‖u‖ = ‖f(x) − y‖. c = 0 also solves the equation without being a preimage:
+    where the bracket contains it, the sign of ψ(0) = 2yᵀWy (`at_zero`) chooses a side and the step is deflated,
+    s ← s c/(c − s).
     """
     dtype = y.dtype
-    tolerance = 4 * epsilon(dtype.name)
+    tolerance, close = 4 * epsilon(dtype.name), epsilon(dtype.name) ** 0.5 / 32
     low, high = (tf.cast(end, dtype) * tf.ones_like(at_zero) for end in (bracket.low, bracket.high))
     straddles = (low < 0) & (high > 0)
     low = tf.where(straddles & (at_zero > 0), tf.zeros_like(low), low)
@@ -86,13 +87,12 @@ def solve_secular(
     def step(state: _State) -> tuple[_State]:
         c, low, high, low_seen, high_seen, residual, older, done, steps = state
         secular = resolvent.secular(c, coordinates)
-        now = tf.abs(secular.psi) / tf.sqrt(secular.u_squared)
+        now = tf.abs(secular.psi) / (tf.sqrt(secular.u_squared) * norm)
         finite = tf.math.is_finite(now)
         positive = secular.psi > 0
         low, high = tf.where(positive, c, low), tf.where(positive, high, c)
         low_seen, high_seen = low_seen | positive, high_seen | ~positive
-        norm = tf.sqrt(secular.x_squared)
-        newton = c * secular.psi * secular.x_squared / ((1 + norm) * secular.slope)
+        newton = c * secular.psi * secular.x_squared / ((tf.sqrt(secular.x_squared) + norm) * norm * secular.slope)
         newton = c - tf.where(straddles, newton * c / (c - newton), newton)
         inside = (newton > low) & (newton < high) & (now <= tf.maximum(residual, older) / 2)
         # A root close to an end of the bracket throws the step just over it: look at that end before bisecting.
@@ -100,10 +100,11 @@ def solve_secular(
         following = tf.where(inside, newton, end)
         width = tolerance * tf.maximum(tf.abs(low), tf.abs(high))
         stagnates = (now <= 16 * tolerance) & (now > residual / 2)  # what is left is rounding
-        stop = (now <= tolerance) | stagnates | ~finite | (high - low <= width)
+        last = (now <= close) & inside & ~stagnates  # convergence is quadratic: this step needs no look at where it lands
+        stop = (now <= tolerance) | stagnates | last | ~finite | (high - low <= width)
         return (
             _State(
-                c=tf.where(done | stop, c, following),
+                c=tf.where(done | (stop & ~last), c, following),
                 low=tf.where(done, state.low, low),
                 high=tf.where(done, state.high, high),
                 low_seen=low_seen,

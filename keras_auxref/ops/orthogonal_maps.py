@@ -1,0 +1,341 @@
+"""Orthogonal matrices from square ones: the Cayley transform and the exponential of the skew part, and back."""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_auxref.initializers import check_orthogonal
+from keras_auxref.ops._checks import HALF, as_tensor, is_symbolic
+from keras_auxref.ops._rows import epsilon
+
+_RADIUS = {"float32": 2.4, "float64": 1.18}
+"""Where the Taylor polynomial of degree 18 is exact to rounding: r¹⁹/19! ≤ ε. That allows 3.4 in float32, but terms of size
+exp(r) are rounded."""
+
+_MOST_SQUARINGS = {"float32": 12, "float64": 26}
+"""Each squaring doubles the error of the one before: after these, half of the digits are gone."""
+
+_STATIC_SQUARINGS = 5
+
+
+def cayley(a: Any) -> Any:
+    """The Cayley transform of the skew part of a square matrix: a rotation without eigenvalue −1.
+
+        U = (I + K/2)⁻¹ (I − K/2) = 2 (I + K/2)⁻¹ − I,      K = (A − Aᵀ)/2.
+
+    One inverse forward, two matrix products backward. U is orthogonal to rounding for every A: where ‖K‖₁ > 64 the error of the
+    inverse, about ε‖K‖, is removed by Newton–Schulz steps U ← U (3I − UᵀU)/2, and a K with ‖K‖₁ beyond 1/(8ε), 10⁶ in float32,
+    is shortened to that. Runs on every Keras backend.
+
+    Args:
+        a: Tensor of shape `(d, d)`.
+
+    Returns:
+        A tensor of shape `(d, d)` with UᵀU = I and det U = 1. Half-precision dtypes are inverted in float32.
+
+    Example:
+    >>> import numpy as np
+    >>> print(cayley(np.array([[0.0, 4.0], [0.0, 0.0]])).numpy())
+    [[ 0. -1.]
+     [ 1.  0.]]
+    """
+    a, dtype = _square(a)
+    k = _skew(a)
+    size = _one_norm(k)
+    k = k * ops.minimum(1, 1 / (8 * epsilon(keras.backend.standardize_dtype(k.dtype)) * size))
+    identity = ops.eye(a.shape[0], dtype=k.dtype)
+    # `inv` may raise on NaN in the middle of training: give it the identity, and bring the NaN back afterwards.
+    finite = ops.isfinite(size)
+    inverse = ops.inv(ops.where(finite, identity + 0.5 * k, identity))
+    u = ops.where(finite, 2 * inverse - identity, float("nan"))
+    return ops.cast(_polish(u, size > 64, steps=2), dtype)
+
+
+def matrix_exp(a: Any) -> Any:
+    """The exponential of the skew part of a square matrix: every rotation is one.
+
+        U = exp(K) = p(K/2ˢ)^(2ˢ),      K = (A − Aᵀ)/2,      p the Taylor polynomial of degree 18.
+
+    p takes five matrix products (Bader, Blanes & Casas), and no solve. s is the least with ‖K/2ˢ‖₂ ≤ 2.4 in float32, 1.18 in
+    float64, from the bound ‖K‖₂ ≤ ‖K⁶‖_F^(1/6): a skew matrix is normal, and the 1-norm of the usual methods overestimates its
+    2-norm by up to √d. The gradient takes 8 + 2s products, by the symmetry of the even and the skewness of the odd powers. At
+    d = 784, with the start U(−1/√d, 1/√d), forward and backward on 2 CPU cores in float32, that took 96 ms against 302 ms of
+    `tf.linalg.expm`, with a seventh of its error, and it compiles under XLA.
+
+    U is orthogonal to rounding for every A: from s = 2 on a Newton–Schulz step U ← U (3I − UᵀU)/2 removes what the squarings
+    add. Digits of exp(K) are lost in proportion to ‖K‖ε; a K with ‖K‖ > 10⁴ (float32) or 7·10⁷ (float64) is shortened to that. On
+    backends other than TensorFlow, s = 5 always, and the bound is 75 (float32) or 37 (float64).
+
+    Args:
+        a: Tensor of shape `(d, d)`.
+
+    Returns:
+        A tensor of shape `(d, d)` with UᵀU = I and det U = 1. Half-precision dtypes are computed in float32.
+
+    Example:
+    >>> import numpy as np
+    >>> quarter_turn = matrix_exp(np.array([[0.0, -np.pi], [0.0, 0.0]]))
+    >>> np.allclose(quarter_turn, [[0.0, -1.0], [1.0, 0.0]])
+    True
+
+    Reference: Bader, Blanes & Casas, "Computing the Matrix Exponential with an Optimized Taylor Polynomial Approximation",
+    Mathematics 7(12), 2019.
+    """
+    a, dtype = _square(a)
+    if keras.backend.backend() == "tensorflow" and not is_symbolic(a):
+        return ops.cast(_exp_closed_form()(a), dtype)
+    return ops.cast(_exp_static(a), dtype)
+
+
+def _square(a: Any) -> tuple[Any, str]:
+    a = as_tensor(a, "a")
+    if len(a.shape) != 2 or a.shape[0] != a.shape[1]:
+        raise ValueError(f"`a` must be a square matrix. Expected shape (d, d). Received: {tuple(a.shape)}")
+    dtype = keras.backend.standardize_dtype(a.dtype)
+    return (ops.cast(a, "float32") if dtype in HALF else a), dtype
+
+
+def _skew(a: Any) -> Any:
+    """(A − Aᵀ)/2, halved first: the difference of two entries near the largest float would overflow."""
+    half = 0.5 * a
+    return half - ops.transpose(half)
+
+
+def _one_norm(k: Any) -> Any:
+    """‖K‖₁ ≥ ‖K‖₂ as a constant, and 1 for K = 0."""
+    norm = ops.max(ops.sum(ops.abs(ops.stop_gradient(k)), axis=0))
+    return ops.where(norm == 0, ops.ones_like(norm), norm)
+
+
+def _polish(u: Any, needed: Any = None, steps: int = 1) -> Any:
+    """Newton–Schulz steps towards the nearest orthogonal matrix, a rounding correction and so a constant to the gradient."""
+
+    def polished() -> Any:
+        v = ops.stop_gradient(u)
+        for _ in range(steps):
+            v = 1.5 * v - 0.5 * ops.matmul(v, ops.matmul(ops.transpose(v), v))
+        return u + ops.stop_gradient(v - u)
+
+    return polished() if needed is None else ops.cond(needed, polished, lambda: u)
+
+
+def _fold_constants(rows: list[list[float]]) -> tuple[np.ndarray, float]:
+    """Bader, Blanes & Casas' coefficients without the constants, so that p(A) = I + terms that vanish with A, to rounding.
+
+    Theirs: p = B₂ + (B₃ + A₉) A₉ with A₉ = B₄ + B₁B₅, each B a combination of I, A, A², A³, A⁶. With b, a the constants of B₃ and
+    A₉, and N = A₉ − a I, M = B₃ − b I + N: p = I + (B₂ + a (B₃ − b I)) + (b + 2a) N + M N.
+    """
+    b1, b2, b3, b4, b5 = np.array(rows)
+    return np.stack([b2 + b4[0] * b3, b3, b4, b1, b5])[:, 1:], float(b3[0] + 2 * b4[0])
+
+
+_COEFFICIENTS, _MIDDLE = _fold_constants(
+    [
+        [0, -1.00365581030144618291e-1, -8.02924648241156932449e-3, -8.92138498045729985177e-4, 0],
+        [0, 3.97849749499645077844e-1, 1.36783778460411720168, 4.98289622525382669416e-1, -6.37898194594723280150e-4],
+        [
+            -1.09676396052962061844e1,
+            1.68015813878906206114,
+            5.71779846478865511061e-2,
+            -6.98210122488052056106e-3,
+            3.34975017086070470649e-5,
+        ],
+        [
+            -9.04316832390810593223e-2,
+            -6.76404519071381882256e-2,
+            6.75961301770459654925e-2,
+            2.95552570429315521194e-2,
+            -1.39180257516060693404e-5,
+        ],
+        [0, 0, -9.23364619367118555360e-2, -1.69364939002081722752e-2, -1.40086798182036094347e-5],
+    ]
+)
+
+
+class Taylor(NamedTuple):
+    """p(cA) = I + C + κN + MN, M = M′ + N, N = N′ + LR, with C, M′, N′, L, R combinations of the powers A, A², A³, A⁶."""
+
+    value: Any
+    powers: Any
+    coefficients: Any
+    m: Any
+    n: Any
+    left: Any
+    right: Any
+
+
+def _powers(a: Any) -> list[Any]:
+    square = ops.matmul(a, a)
+    cube = ops.matmul(a, square)
+    return [a, square, cube, ops.matmul(cube, cube)]
+
+
+def _norm_bound(sixth: Any) -> Any:
+    """‖A‖₂ ≤ ‖A⁶‖_F^(1/6) for a normal A with ‖A‖₁ ≤ 1."""
+    return ops.minimum(1, ops.sum(ops.square(ops.stop_gradient(sixth))) ** (1 / 12))
+
+
+def _taylor(powers: list[Any], c: Any) -> Taylor:
+    coefficients = ops.cast(_COEFFICIENTS, powers[0].dtype) * ops.stack([c, c**2, c**3, c**6])
+    first, m, n, left, right = _combine(coefficients, powers)
+    n = n + ops.matmul(left, right)
+    m = m + n
+    value = ops.eye(powers[0].shape[0], dtype=m.dtype) + (first + _MIDDLE * n + ops.matmul(m, n))
+    return Taylor(value, powers, coefficients, m, n, left, right)
+
+
+def _combine(coefficients: Any, matrices: list[Any]) -> list[Any]:
+    """Every row of coefficients applied to the matrices, as one thin product: a third of the memory traffic of sums."""
+    d = matrices[0].shape[0]
+    flat = ops.reshape(ops.stack(matrices), (len(matrices), d * d))
+    return ops.unstack(ops.reshape(ops.matmul(coefficients, flat), (coefficients.shape[0], d, d)))
+
+
+def _exp_static(a: Any) -> Any:
+    """exp(K) with a fixed number of squarings: every backend differentiates and compiles it."""
+    k = _skew(a)
+    size = _one_norm(k)
+    powers = _powers(k / size)
+    radius = _RADIUS[keras.backend.standardize_dtype(k.dtype)]
+    u = _taylor(powers, ops.minimum(size / 2**_STATIC_SQUARINGS, radius / _norm_bound(powers[-1]))).value
+    for _ in range(_STATIC_SQUARINGS):
+        u = ops.matmul(u, u)
+    return _polish(u)
+
+
+@functools.cache
+def _exp_closed_form() -> Any:
+    """exp(K) with as many squarings as K needs and its gradient in closed form, for TensorFlow, with or without XLA.
+
+    For a cotangent g of E² the one of E is g Eᵀ + Eᵀ g. For one of p(cA), in the notation of `Taylor`:
+
+        gM = g Nᵀ      gN = κ g + Mᵀg + gM      gL = gN Rᵀ      gR = Lᵀ gN
+
+    Then the transposed coefficients lead from (g, gM, gN, gL, gR) to the powers of A. A⁶ = (A³)², A³ = A·A² and A² = A·A, where
+    only the symmetric part of the cotangent of an even power counts, and the skew part of that of an odd one. So A·A needs one
+    product instead of two: for a symmetric S, −(A S + S A) = −(A S − (A S)ᵀ).
+    """
+    import tensorflow as tf
+
+    from keras_auxref.ops._gradients import with_reference_gradient
+
+    def reference(g: tf.Tensor, a: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(a)
+            u = tf.linalg.expm(_skew(a))
+        return tape.gradient(u, a, g)
+
+    def through_square(a: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
+        return -_skew(tf.matmul(a, g + tf.transpose(g)))
+
+    def through_taylor(p: Taylor, g: tf.Tensor) -> tf.Tensor:
+        a, square, cube, _ = p.powers
+        gm = tf.matmul(g, p.n, transpose_b=True)
+        gn = _MIDDLE * g + tf.matmul(p.m, g, transpose_a=True) + gm
+        gl, gr = tf.matmul(gn, p.right, transpose_b=True), tf.matmul(p.left, gn, transpose_a=True)
+        g1, g2, g3, g6 = _combine(tf.transpose(p.coefficients), [g, gm, gn, gl, gr])
+        g3 = _skew(g3) + through_square(cube, g6)
+        return _skew(g1 + tf.matmul(g3, square)) + through_square(a, g2 - tf.matmul(a, g3))
+
+    @tf.custom_gradient
+    def closed_form(a: tf.Tensor) -> Any:
+        dtype = keras.backend.standardize_dtype(a.dtype)
+        radius, most = _RADIUS[dtype], _MOST_SQUARINGS[dtype]
+        k = _skew(a)
+        size = _one_norm(k)
+        powers = _powers(k / size)
+        norm = _norm_bound(powers[-1])
+        needed = tf.math.ceil(tf.math.log(tf.maximum(size * (norm / radius), 1)) / math.log(2))
+        squarings = tf.clip_by_value(tf.cast(needed, tf.int32), 0, most)
+        c = tf.minimum(size / tf.cast(tf.bitwise.left_shift(1, squarings), a.dtype), radius / norm)
+        p = _taylor(powers, c)
+        roots = tf.TensorArray(a.dtype, size=most, element_shape=a.shape, clear_after_read=False)
+        _, u, roots = tf.while_loop(
+            lambda i, *_: i < squarings,
+            lambda i, e, roots: (i + 1, tf.matmul(e, e), roots.write(i, e)),
+            (0, p.value, roots),
+            maximum_iterations=most,
+        )
+
+        def back(i: tf.Tensor, g: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            e = roots.read(i)
+            return i - 1, tf.matmul(g, e, transpose_b=True) + tf.matmul(e, g, transpose_a=True)
+
+        def fast(g: tf.Tensor, a: tf.Tensor) -> tf.Tensor:
+            _, g = tf.while_loop(lambda i, _: i >= 0, back, (squarings - 1, g), maximum_iterations=most)
+            return through_taylor(p, g) / size
+
+        # One step removes an error up to √ε: enough for 8 squarings.
+        u = _polish(_polish(u, squarings >= 2), squarings > 8)
+        return u, lambda g: with_reference_gradient(fast, reference)(g, a)
+
+    return closed_form
+
+
+def cayley_inverse(u: Any) -> np.ndarray:
+    """The skew K with cayley(K) = U, K = 2 (I − U)(I + U)⁻¹, in NumPy and float64.
+
+    Args:
+        u: Orthogonal matrix of shape `(d, d)` without eigenvalue −1, hence with det U = 1.
+    """
+    u = _as_orthogonal(u)
+    identity = np.eye(len(u))
+    distance = float(np.linalg.svd(identity + u, compute_uv=False)[-1])
+    if not distance > 1e-4:
+        raise ValueError(
+            "The Cayley transform reaches no orthogonal matrix with eigenvalue −1, and so none with determinant −1. Expected "
+            f"eigenvalues at a distance above 1e-4 from −1. Received: distance {distance:.1e}, det U = {_determinant(u):+d}"
+        )
+    k = 2 * np.linalg.solve((identity + u).T, (identity - u).T).T
+    return (k - k.T) / 2
+
+
+def matrix_exp_inverse(u: Any) -> np.ndarray:
+    """The skew K with exp(K) = U and eigenvalues iθ, |θ| ≤ π, in NumPy and float64.
+
+    With C = (U + Uᵀ)/2 and S = (U − Uᵀ)/2, which commute, K = S h(C), h(cos θ) = θ/sin θ: one symmetric eigenproblem. Near θ = π, h
+    has a pole, and the sign of θ is lost: there K = π J − asin(S) on the span of those eigenvectors, J the rotation by 90° in
+    each plane of S. Where S = 0, that is on eigenvalues −1, which come in pairs, the planes are arbitrary.
+
+    Args:
+        u: Orthogonal matrix of shape `(d, d)` with det U = 1.
+    """
+    u = _as_orthogonal(u)
+    if _determinant(u) != 1:
+        raise ValueError(
+            "The exponential of a skew matrix is a rotation. Expected an orthogonal matrix with det U = +1. Received: det U = -1. "
+            "Turning the sign of one column makes it one."
+        )
+    cosine, vectors = np.linalg.eigh((u + u.T) / 2)
+    sine = (u - u.T) / 2
+    # arccos is inaccurate in proportion to 1/(distance from π): at 1e-3 there are 9 digits left.
+    opposite = cosine < -1 + 5e-7
+    rest, plane = vectors[:, ~opposite], vectors[:, opposite]
+    angle = np.arccos(np.clip(cosine[~opposite], -1, 1))
+    ratio = np.where(angle > 1e-4, angle / np.where(angle > 1e-4, np.sin(angle), 1), 1 + angle**2 / 6)
+    k = (rest * ratio) @ (rest.T @ sine)
+    if plane.shape[1]:
+        # A perturbation far below the precision asked for chooses planes where S leaves them open.
+        j = np.kron(np.eye(plane.shape[1] // 2), [[0, -1], [1, 0]])
+        s, z = np.linalg.eigh(1j * (plane.T @ sine @ plane + 1e-10 * j))
+        turned = (z * (-1j * np.sign(s) * (np.pi - np.arcsin(np.abs(s))))) @ z.conj().T
+        k = k + plane @ np.real(turned) @ plane.T
+    return (k - k.T) / 2
+
+
+def _as_orthogonal(u: Any) -> np.ndarray:
+    """U in float64, checked, and with the rounding of a lower precision removed by two Newton–Schulz steps."""
+    u = np.asarray(ops.convert_to_numpy(u))
+    check_orthogonal(u)
+    u = u.astype(np.float64)
+    for _ in range(2):
+        u = 1.5 * u - 0.5 * u @ (u.T @ u)
+    return u
+
+
+def _determinant(u: np.ndarray) -> int:
+    return round(float(np.linalg.slogdet(u)[0]))

@@ -1,0 +1,222 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_auxref import ops
+from keras_auxref.ops import factors as routes
+from tests.support import certified, differences, gradients, orthogonal, relative, residual
+
+LIMIT = {"float32": 1e-5, "float64": 1e-12}
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 8, 48])
+@pytest.mark.parametrize("condition", [1.0, 1.5, 1.9, 1.999])
+@pytest.mark.parametrize("skew", [0, 1, 10, 100])
+def test_certified_matrices_converge_from_anywhere(rng, dtype, d, condition, skew):
+    """Few steps, small residuals, and the x that f came from: it is the only one."""
+    w = certified(d, condition, skew, rng).astype(dtype)
+    y = rng.normal(size=(200, d)).astype(dtype)
+    result = ops.inverse_with_info(y, w)
+    assert bool(result.certified)
+    assert residual(result.x, y, w).max() < LIMIT[dtype]
+    assert result.steps.numpy().max() <= 12
+    assert result.steps.numpy().mean() <= 6
+    np.testing.assert_allclose(result.residual.numpy(), residual(result.x, y, w), atol=LIMIT[dtype] / 2)
+
+
+@pytest.mark.parametrize("skew", [0, 1])
+def test_next_to_the_bound_it_takes_more_steps_and_still_arrives(rng, skew):
+    w = certified(2, 1.99999, skew, rng)
+    y = rng.normal(size=(2000, 2))
+    result = ops.inverse_with_info(y, w)
+    assert bool(result.certified)
+    assert residual(result.x, y, w).max() < 1e-12
+    assert result.steps.numpy().max() <= 30
+
+
+@pytest.mark.parametrize("d", [2, 5, 24])
+def test_undoes_the_forward_map(rng, dtype, d):
+    w, x = certified(d, 1.8, 2.0, rng).astype(dtype), rng.normal(size=(50, d)).astype(dtype)
+    assert relative(ops.inverse(ops.reflect(x, w), w), x) < (1e-4 if dtype == "float32" else 1e-11)
+
+
+def test_the_papers_test_case(dtype):
+    """Appendix, "Inverse using Newtons Method": W = I + VVᵀ/(2σmax), and the code's own, twice as far from I."""
+    rng = np.random.default_rng(42)
+    v, x = rng.uniform(size=(4, 4)), rng.uniform(size=(1, 4)).astype(dtype)
+    gram = v @ v.T
+    for bound in (0.5, 0.999):
+        w = (np.eye(4) + bound * gram / np.linalg.svd(gram)[1].max()).astype(dtype)
+        y = ops.reflect(x, w)
+        np.testing.assert_allclose(ops.inverse(tf.identity(y), w), x, atol=2e-6)
+        np.testing.assert_allclose(ops.newton_inverse(y, w), x, atol=1e-5)
+
+
+def test_agrees_with_the_papers_newton_method(rng):
+    w, y = certified(6, 1.4, 0.3, rng), rng.normal(size=(30, 6))
+    assert relative(ops.inverse(y, w), ops.newton_inverse(y, w, steps=30)) < 1e-11
+
+
+@pytest.mark.parametrize("d", [2, 3, 12])
+@pytest.mark.parametrize("determinant", [1, -1])
+def test_orthogonal_maps_are_inverted_by_their_transpose(rng, dtype, d, determinant):
+    """Also those with eigenvalue 1, for which W is singular and nothing is certified."""
+    u, y = orthogonal(d, rng, determinant), rng.normal(size=(20, d))
+    x = ops.inverse(y.astype(dtype), (np.eye(d) - u).astype(dtype))
+    assert relative(x, y @ u) < (1e-5 if dtype == "float32" else 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_invertible_matrix_has_a_preimage_and_it_is_found(dtype, seed):
+    rng = np.random.default_rng(seed)
+    d = int(rng.choice([2, 3, 5, 12]))
+    w = rng.normal(size=(d, d))
+    w = (w + w.T if seed % 2 else w).astype(dtype)
+    y = rng.normal(size=(300, d)).astype(dtype)
+    x = ops.inverse(y, w)
+    assert np.isfinite(x).all()
+    assert residual(x, y, w).max() < (1e-3 if dtype == "float32" else 1e-9)
+
+
+def test_not_found_is_nan_and_never_a_wrong_number(rng):
+    w, y = rng.normal(size=(6, 6)), rng.normal(size=(200, 6))
+    x = ops.inverse(y, w, max_steps=2).numpy()
+    lost = np.isnan(x).any(axis=-1)
+    assert lost.any()
+    assert np.isnan(x[lost]).all()
+    if (~lost).any():
+        assert residual(x[~lost], y[~lost], w).max() < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda rng: certified(4, 1.5, 0.0, rng), routes.SYMMETRIC),
+        (lambda rng: certified(4, 1.5, 3.0, rng), routes.EIGEN),
+        (lambda rng: np.array([[1.0, 0.05], [0.0, 1.00000001]]), routes.PER_SAMPLE),
+        (lambda rng: np.array([[1.0, 0.05], [0.0, 1.0]]), routes.PER_SAMPLE),
+    ],
+)
+def test_every_route_gives_value_and_gradients(rng, make, expected):
+    w = make(rng)
+    assert int(ops.factorize(w).route) == expected
+    y, g = rng.normal(size=(3, len(w))), rng.normal(size=(3, len(w)))
+    value, *computed = gradients(ops.inverse, [y, w], g)
+    assert residual(value, y, w).max() < 1e-12
+    for a, b in zip(computed, differences(ops.inverse, [y, w], g), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6 * (1 + np.abs(b).max()))
+
+
+def test_float32_with_ill_conditioned_eigenvectors_batches_in_float64(rng):
+    w = np.array([[1.0, 0.05], [0.0, 1.0001]], "float32")
+    assert int(ops.factorize(w).route) == routes.EIGEN_WIDE
+    y = rng.normal(size=(50, 2)).astype("float32")
+    assert residual(ops.inverse(y, w), y, w).max() < 1e-6
+
+
+@pytest.mark.parametrize("d", [1, 2, 5])
+def test_float32_gradients(rng, d):
+    w, y, g = certified(d, 1.7, 1.0, rng), rng.normal(size=(4, d)), rng.normal(size=(4, d))
+    exact = gradients(ops.inverse, [y, w], g)
+    for a, b in zip(gradients(ops.inverse, [y.astype("float32"), w.astype("float32")], g), exact, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4 * (1 + np.abs(b).max()))
+
+
+@pytest.mark.parametrize("skew", [0.0, 1.0])
+@pytest.mark.parametrize("graph", [False, True])
+def test_second_derivatives_match_differences_of_the_first(rng, skew, graph):
+    y, w, g = rng.normal(size=(2, 3)), certified(3, 1.5, skew, rng), rng.normal(size=(2, 3))
+    h, k = rng.normal(size=(2, 3)), rng.normal(size=(3, 3))
+
+    def first(y, w):
+        y, w = tf.convert_to_tensor(y), tf.convert_to_tensor(w)
+        with tf.GradientTape() as tape:
+            tape.watch([y, w])
+            x = ops.inverse(y, w)
+        gy, gw = tape.gradient(x, [y, w], tf.constant(g))
+        return tf.reduce_sum(gy * h) + tf.reduce_sum(gw * k)
+
+    computed = gradients(tf.function(first) if graph else first, [y, w], 1.0)[1:]
+    for a, b in zip(computed, differences(first, [y, w], np.ones(()), step=1e-5), strict=True):
+        assert relative(a, b) < 1e-5
+
+
+def test_zero_and_null_space_come_back_as_they_are(rng):
+    y = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, 5.0], [1.0, 2.0, 0.5]])
+    w = np.diag([1.0, 1.2, 0.0])
+    value, gy, gw = gradients(ops.inverse, [y, w], np.ones((3, 3)))
+    np.testing.assert_array_equal(value[:2], y[:2])
+    np.testing.assert_allclose(gy[:2], 1, atol=1e-12)
+    assert np.isfinite(gw).all()
+    assert residual(value[2:], y[2:], w).max() < 1e-12
+    np.testing.assert_array_equal(ops.inverse(y, np.zeros((3, 3))), y)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_lengths_do_not_matter(rng, scale):
+    w, y = certified(5, 1.5, 1.0, rng).astype("float32"), rng.normal(size=(6, 5)).astype("float32")
+    expected = ops.inverse(y, w).numpy()
+    assert relative(ops.inverse(np.float32(scale) * y, w).numpy() / np.float32(scale), expected) < 1e-5
+    assert relative(ops.inverse(y, np.float32(scale) * w), expected) < 1e-5
+    assert relative(ops.inverse(y, -w), expected) < 1e-5
+
+
+def test_one_nan_row_does_not_hold_up_the_others(rng):
+    w, y = certified(4, 1.9, 1.0, rng), rng.normal(size=(5, 4))
+    expected = ops.inverse(y, w).numpy()
+    y[2, 1] = np.nan
+    result = ops.inverse_with_info(y, w)
+    assert np.isnan(result.x[2]).all()
+    np.testing.assert_allclose(np.delete(result.x, 2, 0), np.delete(expected, 2, 0), rtol=1e-12)
+    assert result.steps.numpy().max() <= 8
+
+
+def test_graph_unknown_batch_and_ranks(rng):
+    w, y = certified(4, 1.6, 1.0, rng), rng.normal(size=(2, 3, 4))
+    spec = [tf.TensorSpec([None, None, 4], tf.float64), tf.TensorSpec([4, 4], tf.float64)]
+    function = tf.function(ops.inverse, input_signature=spec)
+    np.testing.assert_allclose(function(y, w), ops.inverse(y.reshape(6, 4), w).numpy().reshape(2, 3, 4), rtol=1e-12)
+    assert ops.inverse(y[0, 0], w).shape == (4,)
+    assert function(np.zeros((0, 2, 4)), w).shape == (0, 2, 4)
+
+
+@pytest.mark.parametrize("skew", [0.0, 1.0])
+def test_xla(rng, dtype, skew):
+    w, y, g = (t.astype(dtype) for t in (certified(4, 1.6, skew, rng), rng.normal(size=(6, 4)), rng.normal(size=(6, 4))))
+
+    @tf.function(jit_compile=True)
+    def compiled(y, w):
+        with tf.GradientTape() as tape:
+            tape.watch([y, w])
+            x = ops.inverse(y, w, symmetric=True if skew == 0 else None)
+        return [x, *tape.gradient(x, [y, w], tf.constant(g))]
+
+    exact = gradients(ops.inverse, [y.astype("float64"), w.astype("float64")], g)
+    for a, b in zip(compiled(tf.constant(y), tf.constant(w)), exact, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=(1e-4 if dtype == "float32" else 1e-10) * (1 + np.abs(b).max()))
+
+
+def test_non_finite_matrix_in_a_graph_is_nan_and_no_crash():
+    for value in (np.nan, np.inf):
+        assert np.isnan(tf.function(ops.inverse)(tf.ones([2, 3]), tf.fill([3, 3], tf.constant(value, tf.float32)))).all()
+
+
+def test_half_precision(rng):
+    w, y = tf.constant(certified(4, 1.5, 1.0, rng), tf.bfloat16), tf.constant(rng.normal(size=(5, 4)), tf.bfloat16)
+    x = ops.inverse(y, w)
+    assert x.dtype == tf.bfloat16
+    exact = ops.inverse(tf.cast(y, tf.float64), tf.cast(w, tf.float64))
+    np.testing.assert_allclose(tf.cast(x, tf.float64), exact, atol=0.03)
+
+
+def test_factors_can_be_reused(rng):
+    w, y = certified(5, 1.5, 1.0, rng), rng.normal(size=(4, 5))
+    np.testing.assert_allclose(ops.inverse(y, w, factors=ops.factorize(w)), ops.inverse(y, w), rtol=1e-12)
+
+
+@pytest.mark.parametrize("function", [ops.inverse, ops.inverse_with_info, ops.newton_inverse])
+def test_bad_input(function):
+    with pytest.raises(ValueError, match=r"Expected shape \(\.\.\., 4\).*Received: \(2, 3\)"):
+        function(np.ones((2, 3)), np.eye(4))
+    with pytest.raises(ValueError, match="Received: int64"):
+        function(np.ones((2, 3), int), np.eye(3))

@@ -1,0 +1,79 @@
+"""Independent routes to what the package computes, and matrices to try it on."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+def orthogonal(d: int, rng: np.random.Generator, determinant: int | None = None) -> np.ndarray:
+    """A random orthogonal matrix, with a given determinant if asked."""
+    q = np.linalg.qr(rng.normal(size=(d, d)))[0]
+    if determinant is not None and np.sign(np.linalg.det(q)) != determinant:
+        q[:, 0] *= -1
+    return q
+
+
+def skew(d: int, norm: float, rng: np.random.Generator) -> np.ndarray:
+    """A random skew matrix with a given spectral norm."""
+    k = rng.normal(size=(d, d))
+    k = k - k.T
+    return k * (norm / np.linalg.norm(k, 2)) if d > 1 and norm else 0 * k
+
+
+def certified(d: int, condition: float, norm: float, rng: np.random.Generator) -> np.ndarray:
+    """W = (S + K)⁻¹ with κ(S) = condition and ‖K‖₂ = norm."""
+    q = orthogonal(d, rng)
+    s = np.linspace(1, condition, d) if d > 1 else np.ones(1)
+    return np.linalg.inv(q * s @ q.T + skew(d, norm, rng))
+
+
+def reflect(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """f(x) = H(Wx) x, as the paper writes it, one vector at a time, H as a matrix."""
+
+    def one(x: np.ndarray) -> np.ndarray:
+        v = (w @ x)[:, None]
+        return (np.eye(len(x)) - 2 * v @ v.T / (v.T @ v)) @ x
+
+    return np.array([one(row) for row in x.reshape(-1, x.shape[-1])]).reshape(x.shape)
+
+
+def gradients(function: Callable[..., tf.Tensor], arguments: Sequence[Any], cotangent: Any) -> list[np.ndarray]:
+    """The value and the vector-Jacobian products of a function."""
+    arguments = [tf.convert_to_tensor(a) for a in arguments]
+    with tf.GradientTape() as tape:
+        tape.watch(arguments)
+        value = function(*arguments)
+    return [value.numpy(), *(g.numpy() for g in tape.gradient(value, arguments, tf.cast(cotangent, value.dtype)))]
+
+
+def differences(
+    function: Callable[..., Any], arguments: Sequence[np.ndarray], cotangent: np.ndarray, step: float = 1e-6
+) -> list[np.ndarray]:
+    """Central differences of Σ cotangent · function, entry by entry, in float64."""
+    arguments = [np.array(a, np.float64) for a in arguments]
+    result = []
+    for position, argument in enumerate(arguments):
+        gradient = np.zeros_like(argument)
+        for index in np.ndindex(argument.shape):
+            sides = []
+            for sign in (1, -1):
+                moved = [a.copy() for a in arguments]
+                moved[position][index] += sign * step
+                sides.append(np.sum(cotangent * np.asarray(function(*moved))))
+            gradient[index] = (sides[0] - sides[1]) / (2 * step)
+        result.append(gradient)
+    return result
+
+
+def relative(a: Any, b: Any) -> float:
+    """max|a − b| relative to max|b|."""
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    return float(np.abs(a - b).max() / (np.abs(b).max() + 1e-300))
+
+
+def residual(x: Any, y: Any, w: Any) -> np.ndarray:
+    """‖f(x) − y‖/‖y‖ in float64, with f from this file."""
+    x, y, w = (np.asarray(t, np.float64) for t in (x, y, w))
+    return np.linalg.norm(reflect(x, w) - y, axis=-1) / np.linalg.norm(y, axis=-1)
