@@ -6,10 +6,10 @@ After "One Reflection Suffice" (Mathiasen & Hvilshøj, 2020).
 from typing import Any
 
 from keras_auxref import initializers, kernels, ops
-from keras_auxref.layers import AuxReflection
+from keras_auxref.layers import AuxReflection, OrthogonalDense, SVDDense
 
 __version__ = "0.1.0"
-__all__ = ["AuxReflection", "bijectors", "initializers", "kernels", "ops"]
+__all__ = ["AuxReflection", "OrthogonalDense", "SVDDense", "bijectors", "initializers", "kernels", "ops"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,11 +2,14 @@
 
 import math
 import random
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
+
+from keras_auxref.ops._checks import check_orthogonal
 
 PACKAGE = "keras_auxref"
 
@@ -20,6 +23,15 @@ def _square(shape: Any, name: str) -> int:
 
 def _floating(dtype: Any) -> str:
     return keras.backend.standardize_dtype(dtype or keras.config.floatx())
+
+
+def outside_graphs() -> AbstractContextManager[Any]:
+    """The scope in which initial values are numbers and not nodes of the graph being traced."""
+    if keras.backend.backend() != "tensorflow":
+        return nullcontext()
+    import tensorflow as tf
+
+    return tf.init_scope()
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -137,13 +149,3 @@ def orthogonal_matrix(source: Any, d: int, dtype: str) -> Any:
         )
     check_orthogonal(ops.convert_to_numpy(matrix))
     return ops.convert_to_tensor(matrix, dtype=dtype)
-
-
-def check_orthogonal(matrix: np.ndarray) -> None:
-    """Refuses a matrix with ‖UᵀU − I‖ beyond what float32 explains."""
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise ValueError(f"An orthogonal matrix is square. Expected shape (d, d). Received: {matrix.shape}")
-    wide = matrix.astype(np.float64)
-    error = float(np.abs(wide.T @ wide - np.eye(len(wide))).max())
-    if not error < 1e-4:
-        raise ValueError(f"Expected an orthogonal matrix, max|UᵀU − I| < 1e-4. Received: max|UᵀU − I| = {error:.2e}")

@@ -39,7 +39,7 @@ def certify(w: Any) -> Certificate:
     Returns:
         A `Certificate`.
     """
-    w = np.asarray(ops.convert_to_numpy(ops.cast(w, "float64")))
+    w = np.asarray(ops.convert_to_numpy(w)).astype(np.float64)
     if w.ndim != 2 or w.shape[0] != w.shape[1]:
         raise ValueError(f"`w` must be a square matrix. Expected shape (d, d). Received: {w.shape}")
     nothing = (-np.inf, np.inf)

@@ -43,15 +43,10 @@ class RelaxedCayley(Kernel):
         q = ops.convert_to_numpy(orthogonal_matrix(initializer, d, dtype)).astype(np.float64)
         if np.linalg.slogdet(q)[0] != (-1) ** d:
             q[:, 0] = -q[:, 0]
-        # iK has the eigenvalues ±½cot(θ/2) for the angles θ of Q: far from 1 they are small, and capping them one by one
-        # moves nothing else. Solving (I − Q)(½I + K) = I in the eigenbasis of Q keeps this safe next to eigenvalue 1.
-        angles, vectors = _angles(q)
-        skew = 0.5 / np.tan(angles / 2 + (np.abs(angles) < 1e-12) * 1e-12)
-        skew = np.clip(skew, -0.99 * self.max_skew, 0.99 * self.max_skew)
-        k = np.real((vectors * (1j * skew)) @ vectors.conj().T)
+        k = _skew_of(q, 0.99 * self.max_skew)
         return {
             "symmetric": ops.zeros((d, d), dtype=dtype),
-            "skew": ops.convert_to_tensor((k - k.T) / 2, dtype=dtype),
+            "skew": ops.convert_to_tensor(k, dtype=dtype),
         }
 
     def __call__(self, weights: dict[str, Any]) -> Any:
@@ -69,13 +64,21 @@ class RelaxedCayley(Kernel):
         return {"margin": self.margin, "max_skew": self.max_skew}
 
 
-def _angles(q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Angles θ and orthonormal eigenvectors of an orthogonal matrix: Q = V diag(exp(iθ)) Vᴴ.
+def _skew_of(q: np.ndarray, bound: float) -> np.ndarray:
+    """The skew K with I − (½I + K)⁻¹ = Q, its singular values capped at `bound`.
 
-    A normal matrix commutes with its adjoint: a generic combination of its Hermitian parts has the same eigenvectors, and `eigh`
-    keeps them orthonormal also where eigenvalues coincide.
+    K has the eigenvectors of Q and the eigenvalues ½i cot(θ/2) for its angles θ, so the cap moves the planes with |θ| < 1/bound
+    and nothing else. The eigenspace of 1, which has even dimension by the determinant of Q, is paired up into such planes.
     """
-    cosine, sine = (q + q.T) / 2, (q - q.T) / 2j
-    _, vectors = np.linalg.eigh(cosine + 0.618033988749895 * sine)
-    values = np.einsum("ji,jk,ki->i", vectors.conj(), q, vectors)
-    return np.angle(values), vectors
+    # Q is normal: a generic combination of its Hermitian parts has the same eigenvectors, and `eigh` keeps them orthonormal
+    # also where eigenvalues coincide.
+    _, vectors = np.linalg.eigh((q + q.T) / 2 + 0.618033988749895 * (q - q.T) / 2j)
+    angles = np.angle(np.einsum("ji,jk,ki->i", vectors.conj(), q, vectors))
+    fixed = np.abs(angles) < 1e-6
+    moving = vectors[:, ~fixed]
+    k = np.real((moving * (1j * np.clip(0.5 / np.tan(angles[~fixed] / 2), -bound, bound))) @ moving.conj().T)
+    if fixed.any():
+        _, basis = np.linalg.eigh(np.real(vectors[:, fixed] @ vectors[:, fixed].conj().T))
+        a, b = basis[:, -fixed.sum() :: 2], basis[:, -fixed.sum() + 1 :: 2]
+        k += bound * (a @ b.T - b @ a.T)
+    return (k - k.T) / 2

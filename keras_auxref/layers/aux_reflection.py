@@ -5,8 +5,9 @@ from typing import Any
 import keras
 
 from keras_auxref import kernels, ops
-from keras_auxref.initializers import PACKAGE
+from keras_auxref.initializers import PACKAGE, outside_graphs
 from keras_auxref.kernels import Certificate
+from keras_auxref.ops._checks import as_tensor
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -52,6 +53,8 @@ class AuxReflection(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if not keras.backend.is_float_dtype(self.compute_dtype):
+            raise ValueError(f"AuxReflection needs a floating-point dtype. Received: {self.compute_dtype}")
         self.parametrization = kernels.get(kernel)
         if network is not None and not isinstance(network, keras.layers.Layer):
             raise ValueError(f"`network` must be a Keras layer or model. Expected a `keras.layers.Layer`. Received: {network!r}")
@@ -72,7 +75,8 @@ class AuxReflection(keras.layers.Layer):
             self._build_network(input_shape)
         else:
             initializer = self.kernel_initializer or self.parametrization.default_initializer()
-            values = self.parametrization.initial_weights(d, initializer, self.variable_dtype)
+            with outside_graphs():  # a model may be built while its training step is traced
+                values = self.parametrization.initial_weights(d, initializer, self.variable_dtype)
             for name, value in values.items():
                 # Without autocast W is computed in the precision of the weights, also in mixed precision.
                 self._weights_of_kernel[name] = self.add_weight(
@@ -106,7 +110,7 @@ class AuxReflection(keras.layers.Layer):
     def kernel(self) -> Any:
         """W as a tensor of shape (d, d), computed from the trainable weights."""
         self._require_kernel("kernel")
-        return self.parametrization({name: keras.ops.convert_to_tensor(v) for name, v in self._weights_of_kernel.items()})
+        return self.parametrization({name: as_tensor(variable, name) for name, variable in self._weights_of_kernel.items()})
 
     def inverse(self, y: Any) -> Any:
         """x with f(x) = y. See `ops.inverse` for what is guaranteed; `certificate()` tells whether x is unique."""

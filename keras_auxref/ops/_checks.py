@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+import numpy as np
 
 HALF = ("float16", "bfloat16")
 
@@ -15,6 +16,10 @@ def is_symbolic(*tensors: Any) -> bool:
 def as_tensor(value: Any, name: str) -> Any:
     """Converts to a backend tensor and refuses anything that is not floating point."""
     tensor = value if is_symbolic(value) else keras.ops.convert_to_tensor(value)
+    if keras.backend.backend() == "tensorflow" and not is_symbolic(value):
+        import tensorflow as tf
+
+        tensor = tf.convert_to_tensor(tensor)  # Keras gives a variable back as it is, and custom gradients refuse variables
     dtype = keras.backend.standardize_dtype(tensor.dtype)
     if not dtype.startswith(("float", "bfloat")):
         raise ValueError(
@@ -49,10 +54,16 @@ def check_vectors_and_matrix(x: Any, w: Any, name: str) -> None:
 
 def check_finite(w: Any, name: str) -> None:
     """Refuses NaN and infinity in a concrete tensor; inside a graph there is nothing to look at and NaN flows through."""
-    if is_concrete(w) and not bool(keras.ops.all(keras.ops.isfinite(w))):
-        raise ValueError(
-            f"`{name}` must be finite. Expected no NaN and no infinity. Received: {_count_non_finite(w)} non-finite entries"
-        )
+    if not is_concrete(w):
+        return
+    if keras.backend.backend() == "jax":  # inside a trace even operations on concrete arrays are traced
+        w = np.asarray(w)
+        finite = np.isfinite(w)
+    else:
+        finite = keras.ops.isfinite(w)
+    if not bool(finite.all() if isinstance(finite, np.ndarray) else keras.ops.all(finite)):
+        bad = int(np.sum(~np.asarray(keras.ops.convert_to_numpy(finite))))
+        raise ValueError(f"`{name}` must be finite. Expected no NaN and no infinity. Received: {bad} non-finite entries")
 
 
 def is_concrete(tensor: Any) -> bool:
@@ -80,5 +91,11 @@ def require_tensorflow(function: str) -> None:
         )
 
 
-def _count_non_finite(w: Any) -> int:
-    return int(keras.ops.sum(keras.ops.cast(~keras.ops.isfinite(w), "int32")))
+def check_orthogonal(matrix: np.ndarray) -> None:
+    """Refuses a matrix with ‖UᵀU − I‖ beyond what float32 explains."""
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"An orthogonal matrix is square. Expected shape (d, d). Received: {matrix.shape}")
+    wide = matrix.astype(np.float64)
+    error = float(np.abs(wide.T @ wide - np.eye(len(wide))).max())
+    if not error < 1e-4:
+        raise ValueError(f"Expected an orthogonal matrix, max|UᵀU − I| < 1e-4. Received: max|UᵀU − I| = {error:.2e}")

@@ -8,15 +8,15 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_auxref.ops._checks import HALF, as_tensor, check_vector, is_symbolic
+from keras_auxref.ops._checks import HALF, as_tensor, check_orthogonal, check_vector, is_symbolic
 from keras_auxref.ops._rows import map_rows
 from keras_auxref.ops.householder import largest
 
 BLOCK = 128
-"""The most reflections in one block. From 80 to 260 the time hardly changes; 64 costs 20 % more, 784 (one block) 60 %."""
+"""The most reflections in one block. From 80 to 260 the time hardly changes."""
 
-_MANY_ROWS = 3
-"""With this many times d rows or more it is faster to form U once and multiply by it."""
+_MANY_ROWS = 2
+"""With this many times d rows it is as fast to form U once and multiply by it; with 8 times, twice as fast."""
 
 
 class Block(NamedTuple):
@@ -38,11 +38,11 @@ def householder_product(v: Any, x: Any) -> Any:
 
         H(v₁)…H(v_m) = I − V T⁻¹ Vᵀ,      T = ½ diag(VᵀV) + striu(VᵀV),
 
-    which is I − V T⁻¹ Vᵀ with T = ½I + striu(VᵀV) for columns of length 1, and needs no normalisation. All k at once (CWY) spend
-    their time on the k×k matrix T, O(d k²); blocks (FastH) spend O(d k (m + n)) for n rows, in k/m steps. At d = k = 784, n = 128,
-    forward and backward on 2 CPU cores, blocks of 112 took 12.4 ms, CWY 20.1 ms with the same closed-form gradient and 28.7 ms
-    with automatic differentiation, a plain matrix product 4.2 ms: hence blocks, 1.6 times faster. Where x has many more rows
-    than d, U is formed first.
+    which for columns of length 1 is the usual T = ½I + striu(VᵀV). All k at once (CWY) spend their time on the k×k matrix T,
+    O(d k²); blocks (FastH) spend O(d k (m + n)) for n rows, in k/m steps. At d = k = 784, n = 128, forward and backward on 2 CPU
+    cores in float32, blocks of 112 took 11.9 ms, CWY 21.6 ms with the same closed-form gradient and 25.9 ms with automatic
+    differentiation, a plain matrix product 3.8 ms: hence blocks, 1.8 times faster. Forming U by CWY and multiplying by it took
+    twice as long as CWY. Where x has 2d rows or more U is formed, by blocks, as that is faster then.
 
     Columns may have any length from 1e-30 to 1e30; columns of zero get the gradient zero. Runs on every Keras backend; on
     TensorFlow the gradient is in closed form and second derivatives are exact.
@@ -77,7 +77,8 @@ def householder_product(v: Any, x: Any) -> Any:
     if v_dtype in HALF:
         v = ops.cast(v, "float32")
     if math.prod(n or 1 for n in x.shape[:-1]) >= _MANY_ROWS * v.shape[0]:
-        return ops.matmul(x, ops.cast(_transposed_matrix(v), dtype))
+        transposed = ops.cast(_transposed_matrix(v), dtype)
+        return map_rows(lambda rows: ops.matmul(rows, transposed), x)
     y = map_rows(lambda rows: _apply(v, rows), ops.cast(x, v.dtype))
     return ops.cast(y, dtype)
 
@@ -160,7 +161,9 @@ def _closed_form() -> Any:
         return tape.gradient(y, [v, x], g)
 
     def backward(g: tf.Tensor, block: Block) -> tuple[tf.Tensor, tf.Tensor]:
-        r = tf.linalg.triangular_solve(block.t, tf.matmul(block.v, g, transpose_a=True, transpose_b=True), lower=False, adjoint=True)
+        r = tf.linalg.triangular_solve(
+            block.t, tf.matmul(block.v, g, transpose_a=True, transpose_b=True), lower=False, adjoint=True
+        )
         s = tf.linalg.band_part(tf.matmul(r, block.p, transpose_b=True), 0, -1)
         s = tf.linalg.set_diag(s, 0.5 * tf.linalg.diag_part(s))
         gv = tf.matmul(block.v, s + tf.transpose(s))
@@ -199,7 +202,9 @@ def householder_vectors(u: Any, reflections: int | None = None) -> np.ndarray:
     Returns:
         An array of shape `(d, k)`.
     """
-    u = np.asarray(ops.convert_to_numpy(u)).astype(np.float64)
+    u = np.asarray(ops.convert_to_numpy(u))
+    check_orthogonal(u)
+    u = u.astype(np.float64)
     d = len(u)
     k = d if reflections is None else reflections
     basis = np.eye(d)

@@ -1,0 +1,124 @@
+"""Training with `model.fit`, timed and recorded epoch by epoch, and resumed after an interruption."""
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from common.results import Results, Run
+
+Data = tuple[np.ndarray, np.ndarray]
+Measures = Callable[[dict[str, float]], dict[str, float]]
+# Large, because every validation step computes the orthogonal matrices anew.
+VALIDATION_BATCH = 1000
+CHECKPOINT_SECONDS = 30.0
+
+
+def classification(logs: dict[str, float]) -> dict[str, float]:
+    """What is recorded of a classifier compiled with `metrics=["accuracy"]`."""
+    return {
+        "training_loss": logs["loss"],
+        "validation_loss": logs["val_loss"],
+        "validation_error": 1.0 - logs["val_accuracy"],
+    }
+
+
+class EpochRecorder(keras.callbacks.Callback):
+    """After every epoch, append its measurements and its training time to a run, and save the run.
+
+    The time is that of the training steps, from the start of the first to the end of the last: neither validation nor
+    Keras' preparation of an epoch, which take the same for every model, are in it.
+    """
+
+    def __init__(self, run: Run, results: Results, measures: Measures = classification) -> None:
+        super().__init__()
+        self.run, self.results, self.measures = run, results, measures
+        self.started = self.stopped = 0.0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if batch == 0:
+            self.started = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.params["steps"] in (None, batch + 1):
+            # A GPU may still be computing; reading a trained weight waits for it.
+            keras.ops.convert_to_numpy(self.model.trainable_variables[-1])
+            self.stopped = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        before = self.run.curves.get("seconds", [])[:epoch]
+        values = {"seconds": (before[-1] if before else 0.0) + self.stopped - self.started, **self.measures(logs or {})}
+        for name, value in values.items():
+            # Cut first: a resumed run may repeat an epoch that was recorded but not yet in the checkpoint.
+            self.run.curves[name] = [*self.run.curves.get(name, [])[:epoch], float(value)]
+        self.results.save(self.run)
+
+
+class Checkpoint(keras.callbacks.BackupAndRestore):
+    """`BackupAndRestore` that lets epochs of less than `CHECKPOINT_SECONDS` share a checkpoint: to write one takes time too."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        super().on_train_begin(logs)
+        self.written = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if time.perf_counter() - self.written >= CHECKPOINT_SECONDS:
+            super().on_epoch_end(epoch, logs)
+            self.written = time.perf_counter()
+
+
+def train(
+    model: keras.Model,
+    data: Data,
+    validation: Data,
+    run: Run,
+    results: Results,
+    *,
+    epochs: int,
+    batch_size: int,
+    checkpoints: Path,
+    measures: Measures = classification,
+    callbacks: tuple[keras.callbacks.Callback, ...] = (),
+    verbose: Any = "auto",
+) -> None:
+    """Train a compiled model and record it in `results`, going on from the last checkpoint of an unfinished run.
+
+    A checkpoint of the model and its optimizer is kept in the folder `checkpoints` during the run and removed at its end.
+    Continuing is not bit for bit the uninterrupted run: the order of the images starts anew.
+    """
+    if not run.curves:
+        shutil.rmtree(checkpoints, ignore_errors=True)
+    _warm_up(model, data, batch_size)
+    model.fit(
+        *data,
+        validation_data=validation,
+        epochs=epochs,
+        batch_size=batch_size,
+        validation_batch_size=VALIDATION_BATCH,
+        verbose=verbose,
+        # The record is written before the checkpoint, so that it never has an epoch less.
+        callbacks=[EpochRecorder(run, results, measures), Checkpoint(checkpoints), *callbacks],
+    )
+    run.finished = True
+    results.save(run)
+    shutil.rmtree(checkpoints, ignore_errors=True)
+
+
+def _warm_up(model: keras.Model, data: Data, batch_size: int) -> None:
+    """Trace and compile the training step before the clock starts, and leave the model as it was.
+
+    Two batches, a full one and one of the size of the last, because XLA compiles for every batch size.
+    """
+    with model.distribute_strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    variables = [*model.variables, *model.optimizer.variables]
+    before = [keras.ops.convert_to_numpy(variable) for variable in variables]
+    count = len(data[0])
+    sample = min(count, batch_size + count % batch_size)
+    model.fit(*(part[:sample] for part in data), batch_size=batch_size, verbose=0)
+    for variable, value in zip(variables, before, strict=True):
+        variable.assign(value)

@@ -1,0 +1,170 @@
+"""An orthogonal matrix as a Keras layer: the maps that the auxiliary reflection replaces."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_auxref import ops
+from keras_auxref.initializers import PACKAGE, Cayley, Henaff, ReflectionOf, UniformFanIn, outside_graphs
+from keras_auxref.ops._rows import map_rows
+from keras_auxref.ops.householder_product import householder_matrix, householder_vectors
+from keras_auxref.ops.orthogonal_maps import cayley_inverse, matrix_exp_inverse
+
+_TO_MATRIX = {"householder": householder_matrix, "cayley": ops.cayley, "exp": ops.matrix_exp}
+_FROM_MATRIX = {"cayley": cayley_inverse, "exp": matrix_exp_inverse}
+_ORTHOGONAL = (Cayley, Henaff, keras.initializers.Orthogonal, keras.initializers.Identity)
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class OrthogonalDense(keras.layers.Layer):
+    """A trainable orthogonal matrix on the last axis of its input: y = U x.
+
+        householder:  U = H(v₁) … H(v_k), v the columns of the weight        every U with det U = (−1)ᵏ for k = d
+        cayley:       U = (I + K/2)⁻¹ (I − K/2), K = (A − Aᵀ)/2              every U without eigenvalue −1
+        exp:          U = exp(K), K = (A − Aᵀ)/2                             every U with det U = 1
+
+    U stays orthogonal to rounding, ‖UᵀU − I‖ ≤ 1e-5·√d in float32, after any number of training steps.
+
+    Args:
+        map: `"householder"`, `"cayley"` or `"exp"`.
+        reflections: The number k of Householder reflections, 1 ≤ k ≤ d; by default d. Only for `"householder"`.
+        kernel_initializer: An orthogonal start, U = Q: `initializers.ReflectionOf(Q)` as for `AuxReflection`, an orthogonal
+            array, or an initializer of orthogonal matrices (`initializers.Cayley`, `initializers.Henaff`, Keras' `"orthogonal"`
+            and `"identity"`). The Householder vectors of Q are found by QR. Any other initializer makes the weight itself, of
+            shape (d, k) or (d, d). The default is the paper's: weights U(−1/√d, 1/√d).
+        kernel_regularizer: Keras regularizer for the weight.
+        **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`, …
+
+    Call arguments:
+        inputs: Tensor of shape `(batch, ..., d)`.
+
+    Output: A tensor of the same shape.
+
+    Example:
+    >>> import numpy as np
+    >>> layer = OrthogonalDense("exp")
+    >>> x = np.ones((2, 8), "float32")
+    >>> np.allclose(layer.inverse(layer(x)), x, atol=1e-6)
+    True
+
+    Reference: Mathiasen et al., "What if Neural Networks had SVDs?", NeurIPS 2020; Helfrich et al., "Orthogonal Recurrent Neural
+    Networks with Scaled Cayley Transform", ICML 2018; Lezcano-Casado & Martínez-Rubio, "Cheap Orthogonal Constraints", ICML 2019.
+    """
+
+    def __init__(
+        self,
+        map: str = "householder",
+        reflections: int | None = None,
+        kernel_initializer: Any = None,
+        kernel_regularizer: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if map not in _TO_MATRIX:
+            raise ValueError(f"Unknown map to orthogonal matrices. Expected one of {sorted(_TO_MATRIX)}. Received: {map!r}")
+        if reflections is not None:
+            if map != "householder":
+                raise ValueError(
+                    f'`reflections` counts Householder reflections. Expected map="householder". Received: map={map!r}, '
+                    f"reflections={reflections}"
+                )
+            if not isinstance(reflections, int | np.integer) or reflections < 1:
+                raise ValueError(f"`reflections` must be a positive integer. Expected 1 ≤ k ≤ d. Received: {reflections!r}")
+            reflections = int(reflections)
+        self.map, self.reflections = map, reflections
+        if isinstance(kernel_initializer, np.ndarray) or keras.ops.is_tensor(kernel_initializer):
+            kernel_initializer = ReflectionOf(kernel_initializer)
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.supports_masking = True
+
+    def build(self, input_shape: Any) -> None:
+        d = input_shape[-1] if len(input_shape) >= 2 else None
+        if d is None:
+            raise ValueError(
+                "OrthogonalDense needs a batch axis and a known last axis. Expected shape (batch, ..., d). "
+                f"Received: {tuple(input_shape)}"
+            )
+        if self.reflections is not None and self.reflections > d:
+            raise ValueError(
+                f"More reflections than dimensions add nothing. Expected 1 ≤ reflections ≤ {d}. Received: {self.reflections}"
+            )
+        # Without autocast U is computed in the precision of the weight, also in mixed precision.
+        self.kernel = self.add_weight(
+            name="kernel",
+            shape=(d, self.reflections or d),
+            initializer=self._initial_kernel,
+            regularizer=self.kernel_regularizer,
+            autocast=False,
+        )
+        self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: d})
+
+    def _initial_kernel(self, shape: Any, dtype: Any = None) -> Any:
+        d, k = shape
+        if self.kernel_initializer is None:
+            # U(−1/√d, 1/√d) also for k < d columns.
+            return keras.ops.transpose(UniformFanIn()((k, d), dtype=dtype))
+        start = self.kernel_initializer
+        if isinstance(start, _ORTHOGONAL):
+            start = ReflectionOf(start)
+        if not isinstance(start, ReflectionOf):
+            return start(shape, dtype=dtype)
+        with outside_graphs():  # a model may be built while its training step is traced
+            q = keras.ops.convert_to_numpy(start.matrix((d, d), dtype))
+        weight = householder_vectors(q, k) if self.map == "householder" else _FROM_MATRIX[self.map](q)
+        return keras.ops.convert_to_tensor(weight, dtype=dtype)
+
+    def call(self, inputs: Any) -> Any:
+        if not keras.backend.is_float_dtype(inputs.dtype):
+            raise ValueError(f"Inputs must have a floating-point dtype. Received: {inputs.dtype}")
+        return self._apply(inputs, inverse=False)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+    @property
+    def matrix(self) -> Any:
+        """U as a tensor of shape (d, d), computed from the trainable weight."""
+        self._require_weights("matrix")
+        return _TO_MATRIX[self.map](keras.ops.convert_to_tensor(self.kernel))
+
+    def inverse(self, y: Any) -> Any:
+        """x = Uᵀy, with U x = y."""
+        self._require_weights("inverse")
+        return self._apply(keras.ops.convert_to_tensor(y, dtype=self.compute_dtype), inverse=True)
+
+    def log_det_jacobian(self, x: Any) -> Any:
+        """log|det U| = 0 for every vector on the last axis of x, shape `(batch, ...)`."""
+        return keras.ops.zeros_like(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)[..., 0])
+
+    def condense(self) -> keras.layers.Dense:
+        """A plain `keras.layers.Dense` without bias that computes the same y = U x: a copy of U as it is now, for inference."""
+        u = keras.ops.convert_to_numpy(self.matrix)
+        dense = keras.layers.Dense(len(u), use_bias=False, dtype=self.dtype_policy, name=self.name)
+        dense.build((None, len(u)))
+        dense.kernel.assign(u.T)
+        return dense
+
+    def _apply(self, x: Any, inverse: bool) -> Any:
+        if self.map == "householder":
+            # The reflections are their own inverses: Uᵀ = H(v_k)…H(v₁).
+            v = keras.ops.convert_to_tensor(self.kernel)
+            return ops.householder_product(keras.ops.flip(v, axis=1) if inverse else v, x)
+        u = keras.ops.cast(self.matrix, x.dtype)
+        return map_rows(lambda rows: keras.ops.matmul(rows, u if inverse else keras.ops.transpose(u)), x)
+
+    def _require_weights(self, name: str) -> None:
+        if not self.built:
+            raise ValueError(
+                f"`{name}` needs weights, and layer '{self.name}' has not been built. Call it on data, or `build(shape)`."
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "map": self.map,
+            "reflections": self.reflections,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
+        }

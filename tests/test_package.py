@@ -1,0 +1,97 @@
+"""What importing costs, and who may import whom."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import keras_auxref
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "keras_auxref"
+FLOORS = {"ops": 0, "initializers": 1, "kernels": 2, "layers": 3, "bijectors": 3, "flows": 4, "serving": 5}
+
+
+def _run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
+
+
+def test_importing_does_not_import_what_only_some_need():
+    """Keras itself imports some of these where they are installed, so what counts is what comes on top."""
+    heavy = ["tensorflow_probability", "tf_keras", "tensorflow_datasets", "matplotlib", "sklearn", "scipy"]
+    code = "import sys, tensorflow, keras; before = set(sys.modules); import keras_auxref; "
+    assert _run(code + f"print(*[m for m in {heavy!r} if m in sys.modules and m not in before])") == []
+
+
+def test_importing_adds_little_to_tensorflow_and_keras():
+    code = "import time, tensorflow, keras; t = time.perf_counter(); import keras_auxref; print(time.perf_counter() - t)"
+    assert float(_run(code)[0]) < 1.0
+
+
+def test_bijectors_arrive_when_asked_for():
+    assert _run("import keras_auxref, sys; keras_auxref.bijectors; print('tensorflow_probability' in sys.modules)") == ["True"]
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        _ = keras_auxref.nonsense
+
+
+def test_nothing_imports_upwards():
+    """ops → initializers → kernels → layers, bijectors → flows → serving."""
+    wrong = []
+    for path in PACKAGE.rglob("*.py"):
+        floor = FLOORS.get(path.relative_to(PACKAGE).with_suffix("").parts[0])
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if names == ["keras_auxref"]:
+                names = [f"keras_auxref.{alias.name}" for alias in node.names]
+            for name in names:
+                parts = name.split(".")
+                target = FLOORS.get(parts[1]) if len(parts) > 1 and parts[0] == "keras_auxref" else None
+                if floor is not None and target is not None and target > floor:
+                    wrong.append(f"{path.name} imports {name}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_forward_maps_run_on_every_backend(backend):
+    pytest.importorskip(backend)
+    code = f"""
+import os
+os.environ["KERAS_BACKEND"] = "{backend}"
+import numpy as np
+from keras import ops as k
+from keras_auxref import ops
+rng = np.random.default_rng(0)
+x, w = rng.normal(size=(3, 5)), rng.normal(size=(5, 5))
+w = np.eye(5) + 0.2 * w @ w.T / np.linalg.norm(w @ w.T, 2)
+u = x @ w.T
+expected = x - 2 * u * (u * x).sum(-1, keepdims=True) / (u * u).sum(-1, keepdims=True)
+x, w = (t.astype("float32") for t in (x, w))
+for computed, target in [
+    (ops.reflect(x, w), expected),
+    (ops.householder(u.astype("float32"), x), expected),
+    (ops.newton_inverse(expected.astype("float32"), w), x),
+    (k.einsum("nij,nj->ni", ops.jacobian(x, w), k.convert_to_tensor(x)), expected),  # f is homogeneous: J x = f(x)
+]:
+    print(float(np.abs(k.convert_to_numpy(computed) - target).max()) < 1e-4)
+try:
+    ops.inverse(x, w)
+except NotImplementedError as error:
+    print("{backend}" in str(error))
+"""
+    assert _run(code) == ["True"] * 5
+
+
+def test_docstring_examples():
+    import doctest
+    import importlib
+
+    ran = 0
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if ">>>" in path.read_text():
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            result = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+            assert result.failed == 0, name
+            ran += result.attempted
+    assert ran >= 8

@@ -1,0 +1,36 @@
+"""Every code block of the documentation runs, and every command is the one that CI runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = [
+    pytest.param(block, id=f"{name}-{number}")
+    for name in ("README.md", "CONTRIBUTING.md")
+    for number, block in enumerate(re.findall(r"```python\n(.+?)```", (ROOT / name).read_text(), re.S))
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_block_runs(block, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    block = re.sub(r"epochs=\d+", "epochs=1, verbose=0", block)
+    exec(compile(block, "block", "exec"), {"__name__": "block"})
+
+
+def test_commands_are_single_lines_and_their_files_exist():
+    readme = (ROOT / "README.md").read_text()
+    commands = dict(re.findall(r"<!-- command: (\w+) -->\s*```bash\n(.+?)\n```", readme, re.S))
+    assert set(commands) == {"main", "test"}
+    for command in commands.values():
+        assert "\n" not in command
+        for script in re.findall(r"\S+\.py", command):
+            assert (ROOT / script).exists()
+
+
+def test_every_linked_file_exists():
+    for name in ("README.md", "CONTRIBUTING.md"):
+        for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text()):
+            assert target.startswith("http") or (ROOT / target).exists(), target
