@@ -15,7 +15,6 @@ taking turns among themselves.
 import argparse
 import datetime
 import importlib.util
-import math
 import random
 import statistics
 import sys
@@ -270,7 +269,7 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
             plotting.plain_numbers(axis.yaxis)
         axes[0].set(xlabel="d", ylabel="Forward + backward (ms, median)")
         axes[1].set(xlabel="Batch")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=min(5, math.ceil(len(names) / 2)))
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=10)
         plotting.save(figure, path)
 
 

@@ -32,7 +32,10 @@ DEFAULTS = {
 
 
 def build_model(name: str, dimension: int, classes: int) -> "keras.Sequential":
-    """The paper's classifier with U and V by the map `name`, or with plain Dense layers in their place (`"dense"`)."""
+    """The paper's classifier with U and V by the map `name`, or with plain Dense layers in their place (`"dense"`).
+
+    A relu follows each of the three layers, the last too, so that it does not merge with the final Dense.
+    """
     import keras
     from common.layers import Scale
 
@@ -90,7 +93,8 @@ def main() -> None:
             cli.progress(done, len(planned), run, "finished before")
             continue
         run.environment = here
-        cli.progress(done, len(planned), run, f"after epoch {len(run.curves['seconds'])}" if run.curves else "")
+        checkpoints = output / f"{stem}-{name}-{number}.checkpoint"
+        cli.progress(done, len(planned), run, "from its last checkpoint" if stored and checkpoints.exists() else "")
         keras.utils.set_random_seed(run.seed)
         with cli.scope(args):
             model = build_model(name, dataset.dimension, dataset.classes)
@@ -108,7 +112,7 @@ def main() -> None:
             results,
             epochs=args.epochs,
             batch_size=args.batch_size,
-            checkpoints=output / f"{stem}-{name}-{number}.checkpoint",
+            checkpoints=checkpoints,
             verbose=args.verbose,
         )
         # Frees the graphs of the last model: four maps at d = 784 would otherwise pile up.

@@ -30,8 +30,8 @@ def classification(logs: dict[str, float]) -> dict[str, float]:
 class EpochRecorder(keras.callbacks.Callback):
     """After every epoch, append its measurements and its training time to a run, and save the run.
 
-    The time is that of the training steps, from the start of the first to the end of the last: neither validation nor
-    Keras' preparation of an epoch, which take the same for every model, are in it.
+    The time is that of the training steps, from the start of the first to the end of the last: neither the validation
+    nor Keras' preparation of an epoch is in it.
     """
 
     def __init__(self, run: Run, results: Results, measures: Measures = classification) -> None:
