@@ -11,6 +11,7 @@ Everything is a ratio of times measured in one run, in rounds over all candidate
 """
 
 import argparse
+import functools
 import json
 import os
 from collections.abc import Callable
@@ -46,6 +47,20 @@ def gradients_of(
     return lambda: compiled(*arguments)[0]
 
 
+def training_step(module: Any, weights: list[Any], x: tf.Tensor, g: tf.Tensor, jit: bool) -> Callable[[], Any]:
+    """Forward and backward of a layer, for the input and the weights."""
+
+    @tf.function(jit_compile=jit, autograph=False)
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = module(x)
+            loss = tf.reduce_sum(y * g)
+        return [y, *tape.gradient(loss, [x, *weights])]
+
+    return lambda: step(x)[0]
+
+
 def layer(rounds: int, d: int, batch: int) -> dict[str, Any]:
     """AuxReflection against Dense: the same three matrix products, and whatever comes on top."""
     generator = np.random.default_rng(0)
@@ -54,17 +69,8 @@ def layer(rounds: int, d: int, batch: int) -> dict[str, Any]:
     for jit in (False, True):
         for name, module in (("dense", keras.layers.Dense(d, use_bias=False)), ("aux", AuxReflection())):
             module.build((None, d))
-
-            @tf.function(jit_compile=jit, autograph=False)
-            def step(x: tf.Tensor, module: Any = module) -> Any:
-                weights = [weight.value for weight in module.trainable_weights]
-                with tf.GradientTape() as tape:
-                    tape.watch(x)
-                    y = module(x)
-                    loss = tf.reduce_sum(y * g)
-                return [y, *tape.gradient(loss, [x, *weights])]
-
-            functions[f"{name}{' (XLA)' if jit else ''}"] = lambda step=step: step(x)[0]
+            weights = [weight.value for weight in module.trainable_weights]
+            functions[f"{name}{' (XLA)' if jit else ''}"] = training_step(module, weights, x, g, jit)
     times = interleaved(functions, rounds)
     ratios = {label: _ratio(times, f"aux{label}", f"dense{label}") for label in ("", " (XLA)")}
     return {"d": d, "batch": batch, "milliseconds": times, "ratio": ratios[""], "ratio_xla": ratios[" (XLA)"]}
@@ -117,6 +123,9 @@ def log_det(rounds: int, shapes: list[tuple[int, int]]) -> list[dict[str, Any]]:
 _LOG_DETS = {"one factorisation": ops.log_det_jacobian, "one LU per vector": lemma_with_lu}
 
 
+_INVERSES = {"secular equation": ops.inverse, "ten d-dimensional Newton steps": ops.newton_inverse}
+
+
 def inverse(rounds: int, shapes: list[tuple[int, int]]) -> list[dict[str, Any]]:
     rows = []
     for n, d in shapes:
@@ -124,19 +133,17 @@ def inverse(rounds: int, shapes: list[tuple[int, int]]) -> list[dict[str, Any]]:
         y = tf.constant(generator.normal(size=(n, d)), tf.float32)
         for kind, matrix in matrices(d, generator).items():
             w = tf.constant(matrix, tf.float32)
-            functions = {
-                "secular equation": tf.function(ops.inverse),
-                "ten d-dimensional Newton steps": tf.function(ops.newton_inverse),
-            }
-            times = interleaved({name: lambda f=f: f(y, w) for name, f in functions.items()}, rounds)
-            error = {}
-            for name, function in functions.items():
-                residual = tf.cast(
-                    ops.reflect(tf.cast(function(y, w), tf.float64), tf.cast(w, tf.float64)), tf.float64
-                ) - tf.cast(y, tf.float64)
-                error[name] = float(tf.reduce_max(tf.norm(residual, axis=-1) / tf.norm(tf.cast(y, tf.float64), axis=-1)))
+            functions = {name: functools.partial(tf.function(function), y, w) for name, function in _INVERSES.items()}
+            times = interleaved(functions, rounds)
+            error = {name: residual(function(), y, w) for name, function in functions.items()}
             rows.append(_row(n, d, kind, times, "ten d-dimensional Newton steps", "secular equation", error))
     return rows
+
+
+def residual(x: tf.Tensor, y: tf.Tensor, w: tf.Tensor) -> float:
+    """The largest ‖f(x) − y‖/‖y‖, evaluated in float64."""
+    x, y, w = (tf.cast(t, tf.float64) for t in (x, y, w))
+    return float(tf.reduce_max(tf.norm(ops.reflect(x, w) - y, axis=-1) / tf.norm(y, axis=-1)))
 
 
 def _row(n: int, d: int, kind: str, times: dict, slow: str, fast: str, error: dict[str, float]) -> dict[str, Any]:

@@ -29,13 +29,13 @@ def largest(x: Any, axis: int | None = -1) -> Any:
 def reflect_along(u: Any, x: Any, magnitude: Any, dead: Any) -> Reflection:
     """H(u) x for u scaled to max|û| = 1 first, so that ‖û‖² neither over- nor underflows; x itself where `dead`.
 
-    `magnitude` is max|u|. Treating it as a constant is exact, because H ignores the length of u. The inner `where` keeps
-    infinities out of the branch that is not taken, so that gradients of every order are finite.
+    `magnitude` is max|u|. Treating it as a constant is exact, because H ignores the length of u. On dead rows 1 is added to what
+    is divided by, which keeps gradients of every order finite.
     """
-    one = ops.ones_like(magnitude)
-    scale = ops.where(dead, 0 * one, 1 / ops.where(dead, one, magnitude))
+    dead = ops.cast(dead, u.dtype)
+    scale = (1 - dead) / (magnitude + dead)
     direction = u * scale
-    factor = 2 / ops.where(dead, one, ops.sum(ops.square(direction), axis=-1, keepdims=True))
+    factor = 2 / (ops.sum(ops.square(direction), axis=-1, keepdims=True) + dead)
     coefficient = ops.sum(direction * x, axis=-1, keepdims=True) * factor
     return Reflection(x - coefficient * direction, direction, scale, factor, coefficient)
 

@@ -130,7 +130,8 @@ class _Point(NamedTuple):
 
 
 def _at(x: tf.Tensor, w: tf.Tensor, dead: tf.Tensor, resolvent: Resolvent) -> _Point:
-    u, v = tf.matmul(x, w, transpose_b=True), tf.matmul(x, w)
+    u = tf.matmul(x, w, transpose_b=True)
+    v = u if resolvent.symmetric else tf.matmul(x, w)
     n2, c = _coefficient(x, u, dead)
     p = resolvent.solve(c, u)
     return _Point(u, v, n2, c, p, 1 + 2 * row_dot(v, p) / n2)

@@ -10,7 +10,7 @@ from keras_auxref.ops._rows import map_rows
 from keras_auxref.ops.factors import Factors, _factorize
 from keras_auxref.ops.householder import largest
 from keras_auxref.ops.reflect import vanishes
-from keras_auxref.ops.resolvent import PerSampleResolvent, Resolvent, resolvent_of
+from keras_auxref.ops.resolvent import PerSampleResolvent, Resolvent, resolvent_of, row_dot
 
 
 def log_det_jacobian(x: Any, w: Any, *, symmetric: bool | None = None, factors: Factors | None = None) -> tf.Tensor:
@@ -60,14 +60,14 @@ class _Batch(NamedTuple):
 def _batch(x: tf.Tensor, w: tf.Tensor) -> _Batch:
     u = tf.matmul(x, w, transpose_b=True)
     live = ~vanishes(u, x, w, largest(tf.stop_gradient(u)))
-    n2 = tf.where(live, tf.reduce_sum(tf.square(u), axis=-1, keepdims=True), 1)
-    c = tf.where(live, 2 * tf.reduce_sum(u * x, axis=-1, keepdims=True) / n2, 0)
+    n2 = tf.where(live, row_dot(u, u), 1)
+    c = tf.where(live, 2 * row_dot(u, x) / n2, 0)
     return _Batch(x, u, live, n2, c)
 
 
 def _value(batch: _Batch, w: tf.Tensor, resolvent: Resolvent) -> tf.Tensor:
     p = resolvent.solve(batch.c, batch.u)
-    q = tf.reduce_sum(tf.matmul(batch.x, w) * p, axis=-1, keepdims=True)
+    q = row_dot(tf.matmul(batch.x, w), p)
     value = resolvent.log_abs_det(batch.c) + tf.math.log(tf.abs(1 + 2 * q / batch.n2))
     return tf.where(batch.live, value, 0)[..., 0]
 
@@ -85,10 +85,10 @@ def _vjp(g: tf.Tensor, batch: _Batch, w: tf.Tensor, resolvent: Resolvent) -> tup
     v = tf.matmul(x, w)
     p, t = resolvent.solve(c, u), resolvent.solve_transposed(c, v)
     wp = tf.matmul(p, w, transpose_b=True)
-    q = tf.reduce_sum(v * p, axis=-1, keepdims=True)
+    q = row_dot(v, p)
     kappa = tf.where(live, 1 + 2 * q / n2, 1)
     gq = 2 * g / (kappa * n2)
-    gc = -g * resolvent.trace(c) + gq * tf.reduce_sum(t * wp, axis=-1, keepdims=True)
+    gc = -g * resolvent.trace(c) + gq * row_dot(t, wp)
     gs, gn = 2 * gc / n2, -(q * gq + c * gc) / n2
     down = gq * t + gs * x + 2 * gn * u
     gx = gq * wp + gs * u + tf.matmul(down, w)

@@ -24,6 +24,8 @@ class Secular(NamedTuple):
 class Resolvent(Protocol):
     """(I − cW)⁻¹, row by row. `c` has shape (n, 1), vectors have shape (n, d)."""
 
+    symmetric: bool
+
     def log_abs_det(self, c: tf.Tensor) -> tf.Tensor:
         """log|det A|, shape (n, 1)."""
 
@@ -53,6 +55,8 @@ def nudge(dtype: tf.DType) -> float:
 
 class SymmetricResolvent:
     """W = PΛPᵀ with orthogonal P: O(d) per vector and step of the secular equation."""
+
+    symmetric = True
 
     def __init__(self, factors: Factors, dtype: tf.DType) -> None:
         self.eigenvalue = tf.cast(factors.eigenvalue[0], dtype)
@@ -91,6 +95,8 @@ class SymmetricResolvent:
 
 class EigenResolvent:
     """W = PΛP⁻¹ in real arithmetic: pairs of real and imaginary parts, one of each conjugate pair of eigenvalues."""
+
+    symmetric = False
 
     def __init__(self, factors: Factors, dtype: tf.DType) -> None:
         d = factors.w.shape[0]
@@ -170,6 +176,8 @@ class PerSampleResolvent:
     QR and not LU, because it has a gradient and an XLA kernel and does not raise where one A of the batch is singular.
     """
 
+    symmetric = False
+
     def __init__(self, w: tf.Tensor) -> None:
         self.w = w
 
@@ -213,6 +221,9 @@ def secular_from_vectors(c: tf.Tensor, y: tf.Tensor, u: tf.Tensor, derivative: t
 
 def row_dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     """aᵀb for every row, shape (n, 1)."""
+    d = a.shape[-1]
+    if d is not None and d <= 16:  # a reduction over so short an axis costs more than a product with ones
+        return tf.matmul(a * b, tf.ones([d, 1], a.dtype))
     return tf.reduce_sum(a * b, axis=-1, keepdims=True)
 
 
