@@ -15,10 +15,7 @@ taking turns among themselves.
 import argparse
 import datetime
 import importlib.util
-import random
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
 from common import cli
 from common.results import command, environment, hardware, write_json
+from timing import interleaved
 
 ORTHOGONAL = ("householder", "cayley", "exp")
 TORCH_NAMES = {"householder": "householder", "cayley": "cayley", "exp": "matrix_exp"}
 FCNN = {"dimension": 784, "batch": 128, "classes": 10}
-BLOCK_SECONDS = 0.005
 
 
 @dataclass
@@ -43,7 +40,6 @@ class Candidate:
     name: str
     step: Callable[[], Any]
     error: Callable[[], float] | None = None
-    repeat: int = 1
 
 
 def keras_candidates(d: int, batch: int, jit: bool) -> list[Candidate]:
@@ -161,36 +157,6 @@ def _training_step(model: Any, batches: Any) -> Callable[[], None]:
     return run
 
 
-def interleaved(candidates: Sequence[Candidate], seconds: float, least_rounds: int) -> dict[str, dict[str, float]]:
-    """Median and minimum seconds of a step of each candidate; one that cannot run is left out with a note."""
-    ready = []
-    for candidate in candidates:
-        try:
-            candidate.step()
-        except Exception as error:
-            print(f"  {candidate.name} left out: {(str(error).strip() or type(error).__name__).splitlines()[0]}")
-            continue
-        candidate.step()
-        # Steps of microseconds are timed in blocks, which the clock and the call do not distort.
-        candidate.repeat = max(1, round(BLOCK_SECONDS / _timed(candidate)))
-        ready.append(candidate)
-    round_seconds = sum(candidate.repeat * _timed(candidate) for candidate in ready)
-    rounds = max(least_rounds, int(seconds / round_seconds))
-    times: dict[str, list[float]] = {candidate.name: [] for candidate in ready}
-    order = random.Random(0)
-    for _ in range(rounds):
-        for candidate in order.sample(ready, len(ready)):
-            times[candidate.name].append(_timed(candidate))
-    return {n: {"median_seconds": statistics.median(t), "min_seconds": min(t), "rounds": rounds} for n, t in times.items()}
-
-
-def _timed(candidate: Candidate) -> float:
-    started = time.perf_counter()
-    for _ in range(candidate.repeat):
-        candidate.step()
-    return (time.perf_counter() - started) / candidate.repeat
-
-
 def measure(groups: Sequence[Sequence[Candidate]], args: argparse.Namespace, **size: int) -> list[dict[str, Any]]:
     """Time candidates of one size; the ratios are to Dense's median and, to be compared with it, minimum.
 
@@ -198,7 +164,8 @@ def measure(groups: Sequence[Sequence[Candidate]], args: argparse.Namespace, **s
     """
     times: dict[str, dict[str, float]] = {}
     for group in groups:
-        times |= interleaved(group, args.seconds, args.rounds) if group else {}
+        steps = {candidate.name: candidate.step for candidate in group}
+        times |= interleaved(steps, rounds=args.rounds, seconds=args.seconds) if group else {}
     candidates = [candidate for group in groups for candidate in group]
     errors = {candidate.name: candidate.error() for candidate in candidates if candidate.error and candidate.name in times}
     return [

@@ -7,6 +7,7 @@ import keras
 from keras_auxref import kernels, ops
 from keras_auxref.initializers import PACKAGE, outside_graphs
 from keras_auxref.kernels import Certificate
+from keras_auxref.layers._checks import last_axis, require_built, require_floating
 from keras_auxref.ops._checks import as_tensor
 
 
@@ -53,8 +54,7 @@ class AuxReflection(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if not keras.backend.is_float_dtype(self.compute_dtype):
-            raise ValueError(f"AuxReflection needs a floating-point dtype. Received: {self.compute_dtype}")
+        require_floating(self, self.compute_dtype)
         self.parametrization = kernels.get(kernel)
         if network is not None and not isinstance(network, keras.layers.Layer):
             raise ValueError(f"`network` must be a Keras layer or model. Expected a `keras.layers.Layer`. Received: {network!r}")
@@ -65,12 +65,7 @@ class AuxReflection(keras.layers.Layer):
         self._weights_of_kernel: dict[str, Any] = {}
 
     def build(self, input_shape: Any) -> None:
-        d = input_shape[-1] if len(input_shape) >= 2 else None
-        if d is None:
-            raise ValueError(
-                "AuxReflection needs a batch axis and a known last axis. Expected shape (batch, ..., d). "
-                f"Received: {tuple(input_shape)}"
-            )
+        d = last_axis(self, input_shape)
         if self.network is not None:
             self._build_network(input_shape)
         else:
@@ -97,8 +92,7 @@ class AuxReflection(keras.layers.Layer):
             raise ValueError(f"`network` must keep the shape of its input. Expected {tuple(input_shape)}. Received: {shape}")
 
     def call(self, inputs: Any) -> Any:
-        if not keras.backend.is_float_dtype(inputs.dtype):
-            raise ValueError(f"Inputs must have a floating-point dtype. Received: {inputs.dtype}")
+        require_floating(self, inputs.dtype)
         if self.network is not None:
             return ops.householder(self.network(inputs), inputs)
         return ops.reflect(inputs, keras.ops.cast(self.kernel, inputs.dtype))
@@ -143,10 +137,7 @@ class AuxReflection(keras.layers.Layer):
                 f"`{name}` needs a linear n(x) = Wx: for a general `network` neither the inverse nor the log-determinant of "
                 "f(x) = H(n(x)) x has a known closed form, and there is no matrix W."
             )
-        if not self.built:
-            raise ValueError(
-                f"`{name}` needs weights, and layer '{self.name}' has not been built. Call it on data, or `build(shape)`."
-            )
+        require_built(self, name)
 
     def get_config(self) -> dict[str, Any]:
         return {

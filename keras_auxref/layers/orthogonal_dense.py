@@ -7,9 +7,11 @@ import numpy as np
 
 from keras_auxref import ops
 from keras_auxref.initializers import PACKAGE, Cayley, Henaff, ReflectionOf, UniformFanIn, outside_graphs
+from keras_auxref.layers._checks import last_axis, require_built, require_floating
 from keras_auxref.ops._rows import map_rows
+from keras_auxref.ops.cayley import cayley_inverse
 from keras_auxref.ops.householder_product import householder_matrix, householder_vectors
-from keras_auxref.ops.orthogonal_maps import cayley_inverse, matrix_exp_inverse
+from keras_auxref.ops.matrix_exp import matrix_exp_inverse
 
 _TO_MATRIX = {"householder": householder_matrix, "cayley": ops.cayley, "exp": ops.matrix_exp}
 _FROM_MATRIX = {"cayley": cayley_inverse, "exp": matrix_exp_inverse}
@@ -61,6 +63,7 @@ class OrthogonalDense(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        require_floating(self, self.compute_dtype)
         if map not in _TO_MATRIX:
             raise ValueError(f"Unknown map to orthogonal matrices. Expected one of {sorted(_TO_MATRIX)}. Received: {map!r}")
         if reflections is not None:
@@ -80,12 +83,7 @@ class OrthogonalDense(keras.layers.Layer):
         self.supports_masking = True
 
     def build(self, input_shape: Any) -> None:
-        d = input_shape[-1] if len(input_shape) >= 2 else None
-        if d is None:
-            raise ValueError(
-                "OrthogonalDense needs a batch axis and a known last axis. Expected shape (batch, ..., d). "
-                f"Received: {tuple(input_shape)}"
-            )
+        d = last_axis(self, input_shape)
         if self.reflections is not None and self.reflections > d:
             raise ValueError(
                 f"More reflections than dimensions add nothing. Expected 1 ≤ reflections ≤ {d}. Received: {self.reflections}"
@@ -116,8 +114,7 @@ class OrthogonalDense(keras.layers.Layer):
         return keras.ops.convert_to_tensor(weight, dtype=dtype)
 
     def call(self, inputs: Any) -> Any:
-        if not keras.backend.is_float_dtype(inputs.dtype):
-            raise ValueError(f"Inputs must have a floating-point dtype. Received: {inputs.dtype}")
+        require_floating(self, inputs.dtype)
         return self._apply(inputs, inverse=False)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
@@ -126,12 +123,12 @@ class OrthogonalDense(keras.layers.Layer):
     @property
     def matrix(self) -> Any:
         """U as a tensor of shape (d, d), computed from the trainable weight."""
-        self._require_weights("matrix")
+        require_built(self, "matrix")
         return _TO_MATRIX[self.map](keras.ops.convert_to_tensor(self.kernel))
 
     def inverse(self, y: Any) -> Any:
         """x = Uᵀy, with U x = y."""
-        self._require_weights("inverse")
+        require_built(self, "inverse")
         return self._apply(keras.ops.convert_to_tensor(y, dtype=self.compute_dtype), inverse=True)
 
     def log_det_jacobian(self, x: Any) -> Any:
@@ -153,12 +150,6 @@ class OrthogonalDense(keras.layers.Layer):
             return ops.householder_product(keras.ops.flip(v, axis=1) if inverse else v, x)
         u = keras.ops.cast(self.matrix, x.dtype)
         return map_rows(lambda rows: keras.ops.matmul(rows, u if inverse else keras.ops.transpose(u)), x)
-
-    def _require_weights(self, name: str) -> None:
-        if not self.built:
-            raise ValueError(
-                f"`{name}` needs weights, and layer '{self.name}' has not been built. Call it on data, or `build(shape)`."
-            )
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from keras_auxref.initializers import PACKAGE
+from keras_auxref.layers._checks import last_axis, require_built
 from keras_auxref.layers.aux_reflection import AuxReflection
 from keras_auxref.layers.orthogonal_dense import OrthogonalDense
 
@@ -103,12 +104,7 @@ class SVDDense(keras.layers.Layer):
         return OrthogonalDense(self.map, self.reflections, **arguments)
 
     def build(self, input_shape: Any) -> None:
-        d = input_shape[-1] if len(input_shape) >= 2 else None
-        if d is None:
-            raise ValueError(
-                "SVDDense needs a batch axis and a known last axis. Expected shape (batch, ..., d). "
-                f"Received: {tuple(input_shape)}"
-            )
+        d = last_axis(self, input_shape)
         units = self.units or d
         self.v.build(input_shape)
         self.u.build((*input_shape[:-1], units))
@@ -148,11 +144,7 @@ class SVDDense(keras.layers.Layer):
     @property
     def singular_values(self) -> Any:
         """σ as a tensor of shape (min(d, units),), computed from the trainable weight."""
-        if not self.built:
-            raise ValueError(
-                f"`singular_values` needs weights, and layer '{self.name}' has not been built. "
-                "Call it on data, or `build(shape)`."
-            )
+        require_built(self, "singular_values")
         s = keras.ops.convert_to_tensor(self.singular_weight)
         if self.singular_bounds is None:
             return s

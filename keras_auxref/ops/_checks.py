@@ -91,6 +91,17 @@ def require_tensorflow(function: str) -> None:
         )
 
 
+def prepare(x: Any, w: Any, name: str, function: str) -> tuple[Any, Any, Any]:
+    """Checked tensors for a function that needs TensorFlow, in float32 at least, and the dtype of the result."""
+    require_tensorflow(function)
+    x, w = as_tensor(x, name), as_tensor(w, "w")
+    check_vectors_and_matrix(x, w, name)
+    dtype = x.dtype
+    if dtype.name in HALF:
+        x, w = keras.ops.cast(x, "float32"), keras.ops.cast(w, "float32")
+    return x, w, dtype
+
+
 def check_orthogonal(matrix: np.ndarray) -> None:
     """Refuses a matrix with ‖UᵀU − I‖ beyond what float32 explains."""
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_auxref.ops._checks import HALF, as_tensor, check_vectors_and_matrix, require_tensorflow
+from keras_auxref.ops._checks import prepare
 from keras_auxref.ops._gradients import with_reference_gradient
 from keras_auxref.ops._rows import map_rows
 from keras_auxref.ops.factors import EIGEN, EIGEN_WIDE, PER_SAMPLE, SYMMETRIC, Factors, _factorize
@@ -48,7 +48,7 @@ def inverse(y: Any, w: Any, *, symmetric: bool | None = None, factors: Factors |
     Returns:
         A tensor of the shape and dtype of `y`; y itself where W y = 0.
     """
-    y, w, dtype = _prepare(y, w)
+    y, w, dtype = prepare(y, w, "y", "inverse")
     if factors is None:
         factors = _factorize(tf.stop_gradient(w), symmetric)
     return tf.cast(map_rows(lambda rows: _differentiable(rows, w, factors, max_steps), y), dtype)
@@ -58,7 +58,7 @@ def inverse_with_info(
     y: Any, w: Any, *, symmetric: bool | None = None, factors: Factors | None = None, max_steps: int = 100
 ) -> Inverse:
     """`inverse` with the number of steps, the relative residual and whether uniqueness is proven. Not differentiable."""
-    y, w, dtype = _prepare(y, w)
+    y, w, dtype = prepare(y, w, "y", "inverse")
     y, w = tf.stop_gradient(y), tf.stop_gradient(w)
     if factors is None:
         factors = _factorize(w, symmetric)
@@ -72,16 +72,6 @@ def inverse_with_info(
         residual=tf.reshape(found.residual, leading),
         certified=found.certified,
     )
-
-
-def _prepare(y: Any, w: Any) -> tuple[tf.Tensor, tf.Tensor, tf.DType]:
-    require_tensorflow("inverse")
-    y, w = as_tensor(y, "y"), as_tensor(w, "w")
-    check_vectors_and_matrix(y, w, "y")
-    dtype = y.dtype
-    if dtype.name in HALF:
-        y, w = tf.cast(y, tf.float32), tf.cast(w, tf.float32)
-    return y, w, dtype
 
 
 def _size(y: tf.Tensor) -> tf.Tensor:

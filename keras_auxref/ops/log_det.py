@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_auxref.ops._checks import HALF, as_tensor, check_vectors_and_matrix, require_tensorflow
+from keras_auxref.ops._checks import prepare
 from keras_auxref.ops._gradients import with_reference_gradient
 from keras_auxref.ops._rows import map_rows
 from keras_auxref.ops.factors import Factors, _factorize
@@ -36,12 +36,7 @@ def log_det_jacobian(x: Any, w: Any, *, symmetric: bool | None = None, factors: 
     Returns:
         A tensor of shape `(...,)`: −∞ where J is singular, 0 where W x = 0 (there f(x) = x).
     """
-    require_tensorflow("log_det_jacobian")
-    x, w = as_tensor(x, "x"), as_tensor(w, "w")
-    check_vectors_and_matrix(x, w, "x")
-    dtype = x.dtype
-    if dtype.name in HALF:
-        x, w = tf.cast(x, tf.float32), tf.cast(w, tf.float32)
+    x, w, dtype = prepare(x, w, "x", "log_det_jacobian")
     if factors is None:
         factors = _factorize(tf.stop_gradient(w), symmetric)
     return tf.cast(map_rows(lambda rows: _log_det(rows, w, factors), x), dtype)

@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 from keras_auxref import ops
-from keras_auxref.ops import orthogonal_maps
-from keras_auxref.ops.orthogonal_maps import cayley_inverse, matrix_exp_inverse
+from keras_auxref.ops.cayley import cayley_inverse
+from keras_auxref.ops.matrix_exp import _exp_static, matrix_exp_inverse
 
-MAPS = {"cayley": ops.cayley, "exp": ops.matrix_exp, "exp_static": orthogonal_maps._exp_static}
+MAPS = {"cayley": ops.cayley, "exp": ops.matrix_exp, "exp_static": _exp_static}
 EPSILON = {"float32": 2.0**-23, "float64": 2.0**-52}
 
 

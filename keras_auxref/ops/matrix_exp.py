@@ -1,4 +1,4 @@
-"""Orthogonal matrices from square ones: the Cayley transform and the exponential of the skew part, and back."""
+"""The exponential of a skew matrix: orthogonal matrices from square ones, and back."""
 
 import functools
 import math
@@ -8,8 +8,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_auxref.ops._checks import HALF, as_tensor, check_orthogonal, is_symbolic
-from keras_auxref.ops._rows import epsilon
+from keras_auxref.ops._checks import is_symbolic
+from keras_auxref.ops._skew import as_orthogonal, determinant, one_norm, polish, skew_part, square_matrix
 
 _RADIUS = {"float32": 2.4, "float64": 1.18}
 """Where the Taylor polynomial of degree 18 is exact to rounding: r¹⁹/19! ≤ ε. That allows 3.4 in float32, but terms of size
@@ -20,39 +20,6 @@ _MOST_SQUARINGS = {"float32": 12, "float64": 26}
 
 _STATIC_SQUARINGS = {"float32": 5, "float64": 6}
 """Where the number cannot depend on K."""
-
-
-def cayley(a: Any) -> Any:
-    """The Cayley transform of the skew part of a square matrix: a rotation without eigenvalue −1.
-
-        U = (I + K/2)⁻¹ (I − K/2) = 2 (I + K/2)⁻¹ − I,      K = (A − Aᵀ)/2.
-
-    One inverse forward, two matrix products backward. U is orthogonal to rounding for every A: where ‖K‖₁ > 64 the error of the
-    inverse, about ε‖K‖, is removed by Newton–Schulz steps U ← U (3I − UᵀU)/2, and a K with ‖K‖₁ beyond 1/(8ε), 10⁶ in float32,
-    is shortened to that. Runs on every Keras backend.
-
-    Args:
-        a: Tensor of shape `(d, d)`.
-
-    Returns:
-        A tensor of shape `(d, d)` with UᵀU = I and det U = 1. Half-precision dtypes are inverted in float32.
-
-    Example:
-    >>> import numpy as np
-    >>> print(cayley(np.array([[0.0, 4.0], [0.0, 0.0]])).numpy())
-    [[ 0. -1.]
-     [ 1.  0.]]
-    """
-    a, dtype = _square(a)
-    k = _skew(a)
-    size = _one_norm(k)
-    k = k * ops.minimum(1, 1 / (8 * epsilon(keras.backend.standardize_dtype(k.dtype)) * size))
-    identity = ops.eye(a.shape[0], dtype=k.dtype)
-    # `inv` may raise on NaN in the middle of training: give it the identity, and bring the NaN back afterwards.
-    finite = ops.isfinite(size)
-    inverse = ops.inv(ops.where(finite, identity + 0.5 * k, identity))
-    u = ops.where(finite, 2 * inverse - identity, float("nan"))
-    return ops.cast(_polish(u, size > 64, steps=2), dtype)
 
 
 def matrix_exp(a: Any) -> Any:
@@ -85,42 +52,10 @@ def matrix_exp(a: Any) -> Any:
     Reference: Bader, Blanes & Casas, "Computing the Matrix Exponential with an Optimized Taylor Polynomial Approximation",
     Mathematics 7(12), 2019.
     """
-    a, dtype = _square(a)
+    a, dtype = square_matrix(a)
     if keras.backend.backend() == "tensorflow" and not is_symbolic(a):
         return ops.cast(_exp_closed_form()(a), dtype)
     return ops.cast(_exp_static(a), dtype)
-
-
-def _square(a: Any) -> tuple[Any, str]:
-    a = as_tensor(a, "a")
-    if len(a.shape) != 2 or a.shape[0] != a.shape[1]:
-        raise ValueError(f"`a` must be a square matrix. Expected shape (d, d). Received: {tuple(a.shape)}")
-    dtype = keras.backend.standardize_dtype(a.dtype)
-    return (ops.cast(a, "float32") if dtype in HALF else a), dtype
-
-
-def _skew(a: Any) -> Any:
-    """(A − Aᵀ)/2, halved first: the difference of two entries near the largest float would overflow."""
-    half = 0.5 * a
-    return half - ops.transpose(half)
-
-
-def _one_norm(k: Any) -> Any:
-    """‖K‖₁ ≥ ‖K‖₂ as a constant, and 1 for K = 0."""
-    norm = ops.max(ops.sum(ops.abs(ops.stop_gradient(k)), axis=0))
-    return ops.where(norm == 0, ops.ones_like(norm), norm)
-
-
-def _polish(u: Any, needed: Any = None, steps: int = 1) -> Any:
-    """Newton–Schulz steps towards the nearest orthogonal matrix, a rounding correction and so a constant to the gradient."""
-
-    def polished() -> Any:
-        v = ops.stop_gradient(u)
-        for _ in range(steps):
-            v = 1.5 * v - 0.5 * ops.matmul(v, ops.matmul(ops.transpose(v), v))
-        return u + ops.stop_gradient(v - u)
-
-    return polished() if needed is None else ops.cond(needed, polished, lambda: u)
 
 
 def _fold_constants(rows: list[list[float]]) -> tuple[np.ndarray, float]:
@@ -185,15 +120,15 @@ def _combine(coefficients: Any, matrices: list[Any]) -> list[Any]:
 
 def _exp_static(a: Any) -> Any:
     """exp(K) with a fixed number of squarings: every backend differentiates and compiles it."""
-    k = _skew(a)
+    k = skew_part(a)
     dtype = keras.backend.standardize_dtype(k.dtype)
     squarings = _STATIC_SQUARINGS[dtype]
-    size = _one_norm(k)
+    size = one_norm(k)
     powers = _powers(k / size)
     u = _taylor(powers, ops.minimum(size / 2**squarings, _RADIUS[dtype] / _norm_bound(powers[-1]))).value
     for _ in range(squarings):
         u = ops.matmul(u, u)
-    return _polish(u)
+    return polish(u)
 
 
 @functools.cache
@@ -215,11 +150,11 @@ def _exp_closed_form() -> Any:
     def reference(g: tf.Tensor, a: tf.Tensor) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(a)
-            u = tf.linalg.expm(_skew(a))
+            u = tf.linalg.expm(skew_part(a))
         return tape.gradient(u, a, g)
 
     def through_square(a: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
-        return -_skew(tf.matmul(a, g + tf.transpose(g)))
+        return -skew_part(tf.matmul(a, g + tf.transpose(g)))
 
     def through_taylor(p: Taylor, g: tf.Tensor) -> tf.Tensor:
         a, square, cube, _ = p.powers
@@ -227,15 +162,15 @@ def _exp_closed_form() -> Any:
         gn = _MIDDLE * g + tf.matmul(p.m, g, transpose_a=True) + gm
         gl, gr = tf.matmul(gn, p.right, transpose_b=True), tf.matmul(p.left, gn, transpose_a=True)
         g1, g2, g3, g6 = _combine(tf.transpose(p.coefficients), [g, gm, gn, gl, gr])
-        g3 = _skew(g3) + through_square(cube, g6)
-        return _skew(g1 + tf.matmul(g3, square)) + through_square(a, g2 - tf.matmul(a, g3))
+        g3 = skew_part(g3) + through_square(cube, g6)
+        return skew_part(g1 + tf.matmul(g3, square)) + through_square(a, g2 - tf.matmul(a, g3))
 
     @tf.custom_gradient
     def closed_form(a: tf.Tensor) -> Any:
         dtype = keras.backend.standardize_dtype(a.dtype)
         radius, most = _RADIUS[dtype], _MOST_SQUARINGS[dtype]
-        k = _skew(a)
-        size = _one_norm(k)
+        k = skew_part(a)
+        size = one_norm(k)
         powers = _powers(k / size)
         norm = _norm_bound(powers[-1])
         needed = tf.math.ceil(tf.math.log(tf.maximum(size * (norm / radius), 1)) / math.log(2))
@@ -259,28 +194,10 @@ def _exp_closed_form() -> Any:
             return through_taylor(p, g) / size
 
         # One step removes an error up to √ε: enough for 8 squarings.
-        u = _polish(_polish(u, squarings >= 2), squarings > 8)
+        u = polish(polish(u, squarings >= 2), squarings > 8)
         return u, lambda g: with_reference_gradient(fast, reference)(g, a)
 
     return closed_form
-
-
-def cayley_inverse(u: Any) -> np.ndarray:
-    """The skew K with cayley(K) = U, K = 2 (I − U)(I + U)⁻¹, in NumPy and float64.
-
-    Args:
-        u: Orthogonal matrix of shape `(d, d)` without eigenvalue −1, hence with det U = 1.
-    """
-    u = _as_orthogonal(u)
-    identity = np.eye(len(u))
-    distance = float(np.linalg.svd(identity + u, compute_uv=False)[-1])
-    if not distance > 1e-4:
-        raise ValueError(
-            "The Cayley transform reaches no orthogonal matrix with eigenvalue −1, and so none with determinant −1. Expected "
-            f"eigenvalues at a distance above 1e-4 from −1. Received: distance {distance:.1e}, det U = {_determinant(u):+d}"
-        )
-    k = 2 * np.linalg.solve((identity + u).T, (identity - u).T).T
-    return (k - k.T) / 2
 
 
 def matrix_exp_inverse(u: Any) -> np.ndarray:
@@ -293,8 +210,8 @@ def matrix_exp_inverse(u: Any) -> np.ndarray:
     Args:
         u: Orthogonal matrix of shape `(d, d)` with det U = 1.
     """
-    u = _as_orthogonal(u)
-    if _determinant(u) != 1:
+    u = as_orthogonal(u)
+    if determinant(u) != 1:
         raise ValueError(
             "The exponential of a skew matrix is a rotation. Expected an orthogonal matrix with det U = +1. "
             "Received: det U = -1. Turning the sign of one column makes it one."
@@ -314,17 +231,3 @@ def matrix_exp_inverse(u: Any) -> np.ndarray:
         turned = (z * (-1j * np.sign(s) * (np.pi - np.arcsin(np.abs(s))))) @ z.conj().T
         k = k + plane @ np.real(turned) @ plane.T
     return (k - k.T) / 2
-
-
-def _as_orthogonal(u: Any) -> np.ndarray:
-    """U in float64, checked, and with the rounding of a lower precision removed by two Newton–Schulz steps."""
-    u = np.asarray(ops.convert_to_numpy(u))
-    check_orthogonal(u)
-    u = u.astype(np.float64)
-    for _ in range(2):
-        u = 1.5 * u - 0.5 * u @ (u.T @ u)
-    return u
-
-
-def _determinant(u: np.ndarray) -> int:
-    return round(float(np.linalg.slogdet(u)[0]))
