@@ -10,7 +10,7 @@ from keras_auxref.ops._gradients import with_reference_gradient
 from keras_auxref.ops._rows import map_rows
 from keras_auxref.ops.factors import EIGEN, EIGEN_WIDE, PER_SAMPLE, SYMMETRIC, Factors, _factorize
 from keras_auxref.ops.jacobian import jacobian
-from keras_auxref.ops.reflect import reflection, vanishes
+from keras_auxref.ops.reflect import annihilated, reflection
 from keras_auxref.ops.resolvent import Resolvent, resolvent_of, row_dot
 from keras_auxref.ops.secular import bracket_of, solve_secular
 
@@ -85,12 +85,12 @@ def _differentiable(y: tf.Tensor, w: tf.Tensor, factors: Factors, max_steps: int
 
     @tf.custom_gradient
     def value(y: tf.Tensor, w: tf.Tensor) -> Any:
-        x = _solve(y, w, factors, max_steps).x
+        found = _solve(y, w, factors, max_steps)
 
         def fast(g: tf.Tensor, y: tf.Tensor, w: tf.Tensor) -> Any:
-            return _vjp(g, x, w, factors)
+            return _vjp(g, found.x, w, factors, found.certified)
 
-        return x, lambda g: with_reference_gradient(fast, reference)(g, y, w)
+        return found.x, lambda g: with_reference_gradient(fast, reference)(g, y, w)
 
     def reference(g: tf.Tensor, y: tf.Tensor, w: tf.Tensor) -> Any:
         x = value(y, w)
@@ -144,9 +144,10 @@ def _jacobian_solve_transposed(point: _Point, resolvent: Resolvent, g: tf.Tensor
     return z - point.u * (2 * row_dot(point.u, z) / point.n2)
 
 
-def _vjp(g: tf.Tensor, x: tf.Tensor, w: tf.Tensor, factors: Factors) -> tuple[tf.Tensor, tf.Tensor]:
+def _vjp(g: tf.Tensor, x: tf.Tensor, w: tf.Tensor, factors: Factors, certified: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """J⁻ᵀg and −(∂f/∂W)ᵀJ⁻ᵀg at x = f⁻¹(y)."""
     dtype = x.dtype
-    dead = _dead(x, w)
+    dead = annihilated(x, w)
 
     def gradients(resolvent: Resolvent, wide: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
         xs, ws, gs = (tf.cast(t, wide) for t in (x, w, g))
@@ -156,14 +157,7 @@ def _vjp(g: tf.Tensor, x: tf.Tensor, w: tf.Tensor, factors: Factors) -> tuple[tf
         gu = point.c * t + k * (xs - point.c * point.u)
         return tf.cast(t, dtype), tf.cast(tf.matmul(gu, xs, transpose_a=True), dtype)
 
-    return _switch(factors, tf.constant(True), dtype, gradients)
-
-
-def _dead(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
-    """Where W x = 0, for rows with max|x| ≤ 1."""
-    u = tf.matmul(x, w, transpose_b=True)
-    magnitude = tf.reduce_max(tf.abs(u), axis=-1, keepdims=True)
-    return vanishes(u, tf.ones_like(magnitude), w, magnitude)
+    return _switch(factors, certified, dtype, gradients)
 
 
 def _switch(factors: Factors, certified: tf.Tensor, dtype: tf.DType, function: Callable[[Resolvent, tf.DType], Any]) -> Any:
@@ -194,7 +188,7 @@ def _solve(y: tf.Tensor, w: tf.Tensor, factors: Factors, max_steps: int) -> Inve
         bracket = bracket_of(factors, symmetric=factors.route == SYMMETRIC)
     else:
         bracket = tf.cond(factors.route == SYMMETRIC, lambda: bracket_of(factors, True), lambda: bracket_of(factors, False))
-    dead = _dead(y, w)
+    dead = annihilated(y, w)
     # Exact for W = I − U, and in the middle of things otherwise.
     start = 2 * tf.linalg.trace(factors.w) / tf.reduce_sum(tf.square(factors.w))
 

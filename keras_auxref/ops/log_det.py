@@ -9,7 +9,7 @@ from keras_auxref.ops._gradients import with_reference_gradient
 from keras_auxref.ops._rows import map_rows
 from keras_auxref.ops.factors import Factors, _factorize
 from keras_auxref.ops.householder import largest
-from keras_auxref.ops.reflect import vanishes
+from keras_auxref.ops.reflect import annihilated
 from keras_auxref.ops.resolvent import PerSampleResolvent, Resolvent, resolvent_of, row_dot
 
 
@@ -52,9 +52,8 @@ class _Batch(NamedTuple):
     c: tf.Tensor
 
 
-def _batch(x: tf.Tensor, w: tf.Tensor) -> _Batch:
+def _batch(x: tf.Tensor, w: tf.Tensor, live: tf.Tensor) -> _Batch:
     u = tf.matmul(x, w, transpose_b=True)
-    live = ~vanishes(u, x, w, largest(tf.stop_gradient(u)))
     n2 = tf.where(live, row_dot(u, u), 1)
     c = tf.where(live, 2 * row_dot(u, x) / n2, 0)
     return _Batch(x, u, live, n2, c)
@@ -97,12 +96,13 @@ def _log_det(x: tf.Tensor, w: tf.Tensor, factors: Factors) -> tf.Tensor:
     size = tf.stop_gradient(largest(x))
     size = tf.where(size > 0, size, 1)
     scale = tf.cast(factors.scale, dtype)
+    live = ~annihilated(x / size, w / scale)  # to the precision of the input, also where the batch is in float64
 
     def route(function: Any, *tensors: tf.Tensor) -> Any:
         def branch(index: int) -> Any:
             resolvent, wide = resolvent_of(factors, index, dtype)
-            batch = _batch(*(tf.cast(t, wide) for t in tensors[:2]))
-            outputs = function(batch, tf.cast(tensors[1], wide), resolvent, *(tf.cast(t, wide) for t in tensors[2:]))
+            x, w, *rest = (tf.cast(t, wide) for t in tensors)
+            outputs = function(_batch(x, w, live), w, resolvent, *rest)
             return tf.nest.map_structure(lambda t: tf.cast(t, dtype), outputs)
 
         if isinstance(factors.route, int):
@@ -113,7 +113,7 @@ def _log_det(x: tf.Tensor, w: tf.Tensor, factors: Factors) -> tf.Tensor:
         return route(lambda batch, w, resolvent, g: _vjp(g, batch, w, resolvent), x, w, g)
 
     def reference(g: tf.Tensor, x: tf.Tensor, w: tf.Tensor) -> Any:
-        return _vjp(g, _batch(x, w), w, PerSampleResolvent(w))
+        return _vjp(g, _batch(x, w, live), w, PerSampleResolvent(w))
 
     @tf.custom_gradient
     def value(x: tf.Tensor, w: tf.Tensor) -> Any:

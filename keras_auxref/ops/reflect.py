@@ -57,6 +57,13 @@ def vanishes(u: Any, x: Any, w: Any, magnitude: Any) -> Any:
     return ops.logical_and(magnitude >= 0, magnitude <= ops.cast(bound, u.dtype) * largest(x))
 
 
+def annihilated(x: Any, w: Any) -> Any:
+    """Where W x = 0, for rows x: shape (n, 1)."""
+    x, w = ops.stop_gradient(x), ops.stop_gradient(w)
+    u = ops.matmul(x, ops.transpose(w))
+    return vanishes(u, x, w, largest(u))
+
+
 def reflection(x: Any, w: Any) -> Reflection:
     """f(x) and what its gradient needs, differentiable by any backend."""
     dtype = keras.backend.standardize_dtype(x.dtype)

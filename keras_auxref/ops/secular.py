@@ -5,6 +5,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from keras_auxref.ops._rows import epsilon
+from keras_auxref.ops._xla import inside_xla
 from keras_auxref.ops.factors import Factors
 from keras_auxref.ops.resolvent import Resolvent
 
@@ -36,8 +37,8 @@ def bracket_of(factors: Factors, symmetric: bool) -> Bracket:
     low, high = tf.reduce_min(s), tf.reduce_max(s)
     invertible = tf.reduce_all(tf.abs(s) < _SINGULAR)
     certified = invertible & (((low > 0) & (high < 2 * low)) | ((high < 0) & (low > 2 * high)))
-    # Rounding in the eigenvalues must not push a root out of the bracket.
-    slack = 64 * epsilon("float64") * tf.maximum(tf.abs(low), tf.abs(high))
+    # Rounding in the eigenvalues, which XLA gives to six digits only, must not push a root out of the bracket.
+    slack = (1e-5 if inside_xla() else 64 * epsilon("float64")) * tf.maximum(tf.abs(low), tf.abs(high))
     limit = tf.constant(2 * _SINGULAR, tf.float64)
     return Bracket(tf.where(invertible, 2 * low - slack, -limit), tf.where(invertible, 2 * high + slack, limit), certified)
 

@@ -93,6 +93,18 @@ def test_zero_where_w_x_is_zero(rng):
     np.testing.assert_array_equal(ops.log_det_jacobian(x, np.zeros((3, 3))), 0)
 
 
+def test_zero_is_judged_in_the_precision_of_the_input(rng):
+    """A float32 W with ill-conditioned eigenvectors is batched in float64, where the rounding noise in W x is far from zero."""
+    w = np.zeros((4, 4), "float32")
+    w[:2, :2] = _jordan(2) + np.diag([0, 1e-4])
+    u = orthogonal(4, rng)
+    w = (u @ w @ u.T).astype("float32")
+    assert int(ops.factorize(w).route) == routes.EIGEN_WIDE
+    x = u[:, 3:].T.astype("float32")  # W x = 0 up to the rounding of both
+    assert 0 < np.abs(w @ x[0]).max() < 1e-6
+    np.testing.assert_array_equal(ops.log_det_jacobian(x, w), 0)
+
+
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_lengths_do_not_matter(rng, scale):
     x, w = rng.normal(size=(6, 5)).astype("float32"), rng.normal(size=(5, 5)).astype("float32")
