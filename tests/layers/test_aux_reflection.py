@@ -177,6 +177,7 @@ def test_zero_rows_and_one_dimension(rng):
         (lambda: AuxReflection().build((4,)), r"Expected shape \(batch, ..., d\). Received: \(4,\)"),
         (lambda: AuxReflection().build((2, None)), r"known last axis.*Received: \(2, None\)"),
         (lambda: AuxReflection(dtype="int32"), "floating-point dtype. Received: int32"),
+        (lambda: AuxReflection()(np.ones((2, 3), int)), "floating-point dtype. Received: int64"),
         (lambda: AuxReflection().inverse(np.ones((1, 2))), "has not been built"),
         (lambda: AuxReflection().kernel, "has not been built"),
     ],
