@@ -73,7 +73,8 @@ def learning_curves(
         axes[1].set_xlim(left=0)
         axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
         counts = {sum(run.map == name for run in runs) for name in names}
-        repeated = f"mean ± standard deviation over {max(counts)} runs" if counts != {1} else "one run"
+        number = f"{max(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+        repeated = f"mean ± standard deviation over {number} runs" if counts != {1} else "one run"
         figure.suptitle(f"{title} ({repeated})" if title else repeated, fontsize=12)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=min(len(names), 5))
         save(figure, path)
