@@ -48,6 +48,22 @@ def gradients(function: Callable[..., tf.Tensor], arguments: Sequence[Any], cota
     return [value.numpy(), *(g.numpy() for g in tape.gradient(value, arguments, tf.cast(cotangent, value.dtype)))]
 
 
+def weighted_gradient(function: Callable[..., tf.Tensor], weights: Sequence[np.ndarray]) -> Callable[..., tf.Tensor]:
+    """Σ weights · gradients of a function of two arguments, as a function of both and of the cotangent: something to
+    differentiate again.
+    """
+
+    def first(a: Any, b: Any, cotangent: Any) -> tf.Tensor:
+        a, b, cotangent = (tf.convert_to_tensor(t) for t in (a, b, cotangent))
+        with tf.GradientTape() as tape:
+            tape.watch([a, b])
+            value = function(a, b)
+        ga, gb = tape.gradient(value, [a, b], cotangent)
+        return tf.reduce_sum(ga * weights[0]) + tf.reduce_sum(gb * weights[1])
+
+    return first
+
+
 def differences(
     function: Callable[..., Any], arguments: Sequence[np.ndarray], cotangent: np.ndarray, step: float = 1e-6
 ) -> list[np.ndarray]:

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from keras_auxref import ops
 from keras_auxref.ops import factors as routes
-from tests.support import certified, differences, gradients, orthogonal, relative
+from tests.support import certified, differences, gradients, orthogonal, relative, weighted_gradient
 
 
 def _by_slogdet(x, w):
@@ -125,14 +125,7 @@ def test_second_derivatives_match_differences_of_the_first(rng, kind, graph):
     h, k = rng.normal(size=(2, 3)), rng.normal(size=(3, 3))
     k = k + k.T if kind == "symmetric" else k
 
-    def first(x, w, g):
-        x, w, g = (tf.convert_to_tensor(t) for t in (x, w, g))
-        with tf.GradientTape() as tape:
-            tape.watch([x, w])
-            y = ops.log_det_jacobian(x, w)
-        gx, gw = tape.gradient(y, [x, w], g)
-        return tf.reduce_sum(gx * h) + tf.reduce_sum(gw * k)
-
+    first = weighted_gradient(ops.log_det_jacobian, [h, k])
     computed = gradients(tf.function(first) if graph else first, [x, w, g], 1.0)[1:]
     for a, b in zip(computed, differences(first, [x, w, g], np.ones(()), step=1e-5), strict=True):
         assert relative(a, b) < 1e-5

@@ -20,7 +20,7 @@ def test_inside_the_bound_there_is_exactly_one(d):
 
 @pytest.mark.parametrize("condition", [2.01, 2.2, 3.0])
 def test_just_outside_the_bound_there_is_a_second_one(condition):
-    """On the plane of the two extreme eigenvectors θ turns by 2 atan(κ tan θ) − θ + π, no longer monotone.
+    """On the plane of the two extreme eigenvectors θ goes to 2 atan(κ tan θ) − θ + π, no longer monotone.
 
     Its derivative at θ = π/2 is 2/κ − 1 < 0: next to that angle three vectors share one image.
     """
