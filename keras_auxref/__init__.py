@@ -3,19 +3,32 @@
 After "One Reflection Suffice" (Mathiasen & Hvilshøj, 2020).
 """
 
+import importlib
 from typing import Any
 
 from keras_auxref import initializers, kernels, ops
-from keras_auxref.layers import AuxReflection, OrthogonalDense, SVDDense
+from keras_auxref.layers import AuxReflection, OrthogonalDense, OrthogonalRNN, OrthogonalRNNCell, SVDDense
 
 __version__ = "0.1.0"
-__all__ = ["AuxReflection", "OrthogonalDense", "SVDDense", "bijectors", "initializers", "kernels", "ops"]
+__all__ = [
+    "AuxReflection",
+    "Glow",
+    "OrthogonalDense",
+    "OrthogonalRNN",
+    "OrthogonalRNNCell",
+    "SVDDense",
+    "bijectors",
+    "flows",
+    "initializers",
+    "kernels",
+    "ops",
+]
 
 
 def __getattr__(name: str) -> Any:
-    # TensorFlow Probability takes a second to import: only those who build bijectors pay for it.
-    if name == "bijectors":
-        import importlib
-
-        return importlib.import_module("keras_auxref.bijectors")
+    # TensorFlow Probability takes a second to import, and flows need TensorFlow: only those who use them pay for it.
+    if name in ("bijectors", "flows"):
+        return importlib.import_module(f"keras_auxref.{name}")
+    if name == "Glow":
+        return importlib.import_module("keras_auxref.flows").Glow
     raise AttributeError(f"module 'keras_auxref' has no attribute {name!r}")

@@ -107,6 +107,32 @@ class Henaff(_RotationBlocks):
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
+class FixedPointFree(keras.initializers.Initializer):
+    """A random orthogonal matrix Q that moves every vector: uniform among those with det Q = (−1)ᵈ.
+
+    With the other determinant every orthogonal matrix has the eigenvalue 1. Without it W = I − Q is invertible, f(x) = Q x has
+    one preimage for every vector, and keeps one for every W nearby.
+
+    Args:
+        seed: Integer or None. The same seed gives the same matrix, in every dtype.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = random.randint(1, 2**31 - 1) if seed is None else seed
+
+    def __call__(self, shape: Any, dtype: Any = None) -> Any:
+        d = _square(shape, "FixedPointFree")
+        q, r = np.linalg.qr(np.random.default_rng(self.seed).normal(size=(d, d)))
+        q = q * np.sign(np.diag(r))
+        if np.linalg.slogdet(q)[0] != (-1) ** d:
+            q[:, 0] = -q[:, 0]
+        return ops.convert_to_tensor(q, dtype=_floating(dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        return {"seed": self.seed}
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
 class ReflectionOf(keras.initializers.Initializer):
     """W = I − U: the auxiliary reflection starts as x ↦ U x (Theorem 1 of the paper).
 

@@ -3,45 +3,84 @@
 from typing import Any
 
 import tensorflow as tf
-import tensorflow_probability as tfp
+
+from keras_auxref.bijectors._base import FreshBijector, on_events
+from keras_auxref.bijectors._validation import certified, checked_inverse
+from keras_auxref.layers._invertible import Invertible
+from keras_auxref.layers.aux_reflection import AuxReflection
 
 
-class LayerBijector(tfp.bijectors.Bijector):
+class LayerBijector(FreshBijector):
     """The view of an invertible Keras layer as a TFP bijector: it computes with the weights of the layer and owns none.
 
     Keras variables are not `tf.Variable`s, so TFP would freeze their values; this bijector calls the layer instead, and lists
-    the variables behind its weights, so that `trainable_variables` is what an optimiser needs. Make a new one with
-    `layer.bijector()` rather than keeping one through training: TFP caches values per bijector object.
+    the variables behind its weights, so that `trainable_variables` is what an optimiser needs. Inputs may have any number of
+    axes before an event.
 
     Args:
-        layer: A built layer with `inverse` and `log_det_jacobian`, a map of the last axis.
-        validate_args: Raise where the inverse did not find a preimage, instead of returning NaN.
+        layer: A built layer of the contract `keras_auxref.layers._invertible.Invertible`.
+        validate_args: Raise `tf.errors.InvalidArgumentError` where the inverse did not find a preimage, and where an auxiliary
+            reflection on the way is not proven to have only one.
         name: Name of the bijector.
     """
 
     def __init__(self, layer: Any, validate_args: bool = False, name: str | None = None) -> None:
+        if not isinstance(layer, Invertible):
+            raise ValueError(f"LayerBijector needs an invertible layer. Expected a layer with `Invertible`. Received: {layer!r}")
         super().__init__(
-            forward_min_event_ndims=1,
-            inverse_min_event_ndims=1,
+            forward_min_event_ndims=layer.event_ndims,
+            inverse_min_event_ndims=layer.inverse_event_ndims,
             dtype=tf.as_dtype(layer.compute_dtype),
             validate_args=validate_args,
-            name=name or layer.name,
+            name=name or layer.name,  # type: ignore[attr-defined]
         )
         # Outside of TensorFlow's tracking: a Keras layer is not a tf.Module.
         self._layer = self._no_dependency(layer)
-        self._layer_variables = [variable.value for variable in layer.weights]
+        self._layer_variables = [variable.value for variable in layer.weights]  # type: ignore[attr-defined]
 
     def _forward(self, x: tf.Tensor) -> tf.Tensor:
-        return self._layer(x)
+        if not self._one_pass():
+            return on_events(self._layer, x, self._layer.event_ndims)
+        y, log_det = on_events(self._layer.forward_and_log_det, x, self._layer.event_ndims)
+        self._cache.forward_attributes(x)["ildj"] = -log_det
+        return y
+
+    def _one_pass(self) -> bool:
+        """Whether to compute the log-determinant with the value: in a graph what nobody asks for is pruned, eagerly it costs."""
+        shares = type(self._layer).forward_and_log_det is not Invertible.forward_and_log_det
+        return shares and (self._layer.cheap_log_det or not tf.executing_eagerly())
 
     def _inverse(self, y: tf.Tensor) -> tf.Tensor:
-        x = self._layer.inverse(y)
+        x = on_events(self._layer.inverse, y, self._layer.inverse_event_ndims)
         if not self.validate_args:
             return x
-        found = tf.reduce_all(tf.math.is_finite(x) | ~tf.math.is_finite(y))
-        message = f"The inverse of layer '{self._layer.name}' did not find a preimage for every vector."
-        with tf.control_dependencies([tf.debugging.assert_equal(found, True, message=message)]):
-            return tf.identity(x)
+        reflections = [part for part in self._layer.inverse_parts() if isinstance(part, AuxReflection)]
+        proven = [certified(part.kernel, True if part.parametrization.symmetric else None) for part in reflections]
+        return checked_inverse(x, y, self, proven)
 
     def _forward_log_det_jacobian(self, x: tf.Tensor) -> tf.Tensor:
-        return self._layer.log_det_jacobian(x)
+        return on_events(self._layer.log_det_jacobian, x, self._layer.event_ndims)
+
+    def _forward_event_shape(self, input_shape: tf.TensorShape) -> tf.TensorShape:
+        return _event_shape(self._layer.compute_output_shape, input_shape)
+
+    def _inverse_event_shape(self, output_shape: tf.TensorShape) -> tf.TensorShape:
+        return _event_shape(self._layer.inverse_output_shape, output_shape)
+
+    def _forward_event_shape_tensor(self, input_shape: tf.Tensor) -> tf.Tensor:
+        return _event_shape_tensor(self._layer.compute_output_shape, input_shape)
+
+    def _inverse_event_shape_tensor(self, output_shape: tf.Tensor) -> tf.Tensor:
+        return _event_shape_tensor(self._layer.inverse_output_shape, output_shape)
+
+
+def _event_shape(function: Any, shape: tf.TensorShape) -> tf.TensorShape:
+    if shape.rank is None:
+        return tf.TensorShape(None)
+    return tf.TensorShape(function((None, *shape))[1:])
+
+
+def _event_shape_tensor(function: Any, shape: tf.Tensor) -> tf.Tensor:
+    known = tf.get_static_value(shape)
+    sizes = tf.unstack(shape) if known is None else [int(size) for size in known]
+    return tf.stack([tf.cast(size, tf.int32) for size in function((None, *sizes))[1:]])

@@ -1,7 +1,25 @@
 """Keras layers."""
 
+from keras_auxref.layers.act_norm import ActNorm
+from keras_auxref.layers.affine_coupling import AffineCoupling
 from keras_auxref.layers.aux_reflection import AuxReflection
+from keras_auxref.layers.invertible_dense import InvertibleDense
+from keras_auxref.layers.modrelu import ModReLU
 from keras_auxref.layers.orthogonal_dense import OrthogonalDense
+from keras_auxref.layers.orthogonal_rnn import OrthogonalRNN
+from keras_auxref.layers.orthogonal_rnn_cell import OrthogonalRNNCell
+from keras_auxref.layers.squeeze import Squeeze
 from keras_auxref.layers.svd_dense import SVDDense
 
-__all__ = ["AuxReflection", "OrthogonalDense", "SVDDense"]
+__all__ = [
+    "ActNorm",
+    "AffineCoupling",
+    "AuxReflection",
+    "InvertibleDense",
+    "ModReLU",
+    "OrthogonalDense",
+    "OrthogonalRNN",
+    "OrthogonalRNNCell",
+    "SVDDense",
+    "Squeeze",
+]

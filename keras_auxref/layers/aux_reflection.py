@@ -8,11 +8,15 @@ from keras_auxref import kernels, ops
 from keras_auxref.initializers import PACKAGE, outside_graphs
 from keras_auxref.kernels import Certificate
 from keras_auxref.layers._checks import last_axis, require_built, require_floating
+from keras_auxref.layers._invertible import Invertible
 from keras_auxref.ops._checks import as_tensor
+from keras_auxref.ops.reflect import central_coefficient, coefficient
+
+BRANCH_MOMENTUM = 0.9
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
-class AuxReflection(keras.layers.Layer):
+class AuxReflection(Invertible, keras.layers.Layer):
     """The auxiliary reflection of the last axis of its input: f(x) = H(n(x)) x.
 
         f(x) = H(Wx) x = x − c u,      u = W x,      c = 2 uᵀx / ‖u‖²
@@ -28,6 +32,9 @@ class AuxReflection(keras.layers.Layer):
         kernel_initializer: W for `"free"` (see `initializers.ReflectionOf` to start as an orthogonal map), V for
             `"spectral"`, the orthogonal start itself for `"relaxed_cayley"`. The default is the kernel's own.
         kernel_regularizer: Keras regularizer for the trainable weights of the kernel.
+        track_branch: Keep a moving average of c(x) over the training data in the non-trainable weight `branch`. A W without
+            certificate may have several preimages, and `inverse` then looks for the one whose c is nearest to that average: the
+            branch on which the data lie. Until there are data, the average stands at 2 tr W/‖W‖²_F, exact for W = I − U.
         **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`, …
 
     Call arguments:
@@ -51,11 +58,14 @@ class AuxReflection(keras.layers.Layer):
         network: Any = None,
         kernel_initializer: Any = None,
         kernel_regularizer: Any = None,
+        track_branch: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         require_floating(self, self.compute_dtype)
         self.parametrization = kernels.get(kernel)
+        self.track_branch = bool(track_branch)
+        self.branch: Any = None
         if network is not None and not isinstance(network, keras.layers.Layer):
             raise ValueError(f"`network` must be a Keras layer or model. Expected a `keras.layers.Layer`. Received: {network!r}")
         self.network: Any = network
@@ -72,6 +82,7 @@ class AuxReflection(keras.layers.Layer):
             initializer = self.kernel_initializer or self.parametrization.default_initializer()
             with outside_graphs():  # a model may be built while its training step is traced
                 values = self.parametrization.initial_weights(d, initializer, self.variable_dtype)
+                branch = central_coefficient(self.parametrization(values))
             for name, value in values.items():
                 # Without autocast W is computed in the precision of the weights, also in mixed precision.
                 self._weights_of_kernel[name] = self.add_weight(
@@ -80,6 +91,15 @@ class AuxReflection(keras.layers.Layer):
                     initializer=lambda shape, dtype=None, value=value: keras.ops.cast(value, dtype),
                     regularizer=self.kernel_regularizer,
                     autocast=False,
+                )
+            if self.track_branch:
+                self.branch = self.add_weight(
+                    name="branch",
+                    shape=(),
+                    initializer=lambda shape, dtype=None: keras.ops.cast(branch, dtype),
+                    trainable=False,
+                    autocast=False,
+                    aggregation="mean",
                 )
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: d})
 
@@ -91,11 +111,20 @@ class AuxReflection(keras.layers.Layer):
         if shape != tuple(input_shape):
             raise ValueError(f"`network` must keep the shape of its input. Expected {tuple(input_shape)}. Received: {shape}")
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
         require_floating(self, inputs.dtype)
         if self.network is not None:
             return ops.householder(self.network(inputs), inputs)
-        return ops.reflect(inputs, keras.ops.cast(self.kernel, inputs.dtype))
+        w = keras.ops.cast(self.kernel, inputs.dtype)
+        if training and self.branch is not None:
+            self._follow_branch(inputs, w)
+        return ops.reflect(inputs, w)
+
+    def _follow_branch(self, x: Any, w: Any) -> None:
+        c = coefficient(keras.ops.stop_gradient(x), keras.ops.stop_gradient(w))
+        mean = keras.ops.cast(keras.ops.mean(c), self.branch.dtype)
+        moved = self.branch + (1 - BRANCH_MOMENTUM) * (mean - self.branch)
+        self.branch.assign(keras.ops.where(keras.ops.isfinite(moved), moved, self.branch))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape
@@ -108,11 +137,24 @@ class AuxReflection(keras.layers.Layer):
 
     def inverse(self, y: Any) -> Any:
         """x with f(x) = y. See `ops.inverse` for what is guaranteed; `certificate()` tells whether x is unique."""
-        return self._with_kernel(ops.inverse, y, "inverse")
+        return self._with_kernel(ops.inverse, y, "inverse", near=self.branch)
 
     def log_det_jacobian(self, x: Any) -> Any:
         """log|det ∂f/∂x| for every vector on the last axis of x, shape `(batch, ...)`."""
         return self._with_kernel(ops.log_det_jacobian, x, "log_det_jacobian")
+
+    def forward_and_log_det(self, x: Any, training: bool | None = None) -> tuple[Any, Any]:
+        """f(x) and log|det ∂f/∂x|, from one computation of W."""
+        self._require_kernel("forward_and_log_det")
+        x = keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)
+        w = keras.ops.cast(self.kernel, x.dtype)
+        if training and self.branch is not None:
+            self._follow_branch(x, w)
+        return ops.reflect(x, w), ops.log_det_jacobian(x, w, symmetric=True if self.parametrization.symmetric else None)
+
+    def coefficient(self, x: Any) -> Any:
+        """c(x) = 2 uᵀx/‖u‖², u = W x, for every vector on the last axis: which branch of the inverse x lies on."""
+        return self._with_kernel(lambda x, w, symmetric: coefficient(x, w), x, "coefficient")
 
     def certificate(self) -> Certificate:
         """What is proven about the invertibility of this layer, as it is now."""
@@ -122,14 +164,14 @@ class AuxReflection(keras.layers.Layer):
     def bijector(self, **kwargs: Any) -> Any:
         """A new TFP bijector over the weights of this layer: a view, never a copy."""
         self._require_kernel("bijector")
-        from keras_auxref.bijectors.layer import LayerBijector
+        return super().bijector(**kwargs)
 
-        return LayerBijector(self, **kwargs)
-
-    def _with_kernel(self, function: Any, x: Any, name: str) -> Any:
+    def _with_kernel(self, function: Any, x: Any, name: str, **kwargs: Any) -> Any:
         self._require_kernel(name)
         x = keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)
-        return function(x, keras.ops.cast(self.kernel, x.dtype), symmetric=True if self.parametrization.symmetric else None)
+        return function(
+            x, keras.ops.cast(self.kernel, x.dtype), symmetric=True if self.parametrization.symmetric else None, **kwargs
+        )
 
     def _require_kernel(self, name: str) -> None:
         if self.network is not None:
@@ -146,6 +188,7 @@ class AuxReflection(keras.layers.Layer):
             "network": keras.saving.serialize_keras_object(self.network),
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
+            "track_branch": self.track_branch,
         }
 
     @classmethod

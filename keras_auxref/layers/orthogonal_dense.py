@@ -8,6 +8,7 @@ import numpy as np
 from keras_auxref import ops
 from keras_auxref.initializers import PACKAGE, Cayley, Henaff, ReflectionOf, UniformFanIn, outside_graphs
 from keras_auxref.layers._checks import last_axis, require_built, require_floating
+from keras_auxref.layers._invertible import Invertible
 from keras_auxref.ops._rows import map_rows
 from keras_auxref.ops.cayley import cayley_inverse
 from keras_auxref.ops.householder_product import householder_matrix, householder_vectors
@@ -19,7 +20,7 @@ _ORTHOGONAL = (Cayley, Henaff, keras.initializers.Orthogonal, keras.initializers
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
-class OrthogonalDense(keras.layers.Layer):
+class OrthogonalDense(Invertible, keras.layers.Layer):
     """A trainable orthogonal matrix on the last axis of its input: y = U x.
 
         householder:  U = H(v₁) … H(v_k), v the columns of the weight        every U with det U = (−1)ᵏ for k = d

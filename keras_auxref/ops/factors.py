@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from keras_auxref.ops._checks import as_tensor, check_finite, require_tensorflow
 from keras_auxref.ops._rows import epsilon
+from keras_auxref.ops._shared import shared
 from keras_auxref.ops._xla import inside_xla
 
 SYMMETRIC, EIGEN, EIGEN_WIDE, PER_SAMPLE = range(4)
@@ -57,7 +58,22 @@ def factorize(w: Any, symmetric: bool | None = None) -> Factors:
     if len(w.shape) != 2 or w.shape[0] != w.shape[1]:
         raise ValueError(f"`w` must be a square matrix. Expected shape (d, d). Received: {tuple(w.shape)}")
     check_finite(w, "w")
-    return _factorize(tf.stop_gradient(tf.convert_to_tensor(w)), symmetric)
+    return factors_of(tf.convert_to_tensor(w), symmetric)
+
+
+def factors_of(w: tf.Tensor, symmetric: bool | None) -> Factors:
+    """`factorize` for a checked tensor."""
+    factors = shared(_factorize, tf.stop_gradient(w), symmetric=symmetric)
+    route = _static_route(w, symmetric)
+    return factors if route is None else factors._replace(route=route)
+
+
+def _static_route(w: tf.Tensor, symmetric: bool | None) -> int | None:
+    """The route where it does not depend on the values of W."""
+    # XLA has no eigendecomposition of a general matrix, and gives that of a symmetric one to six digits whatever the dtype.
+    if inside_xla() and not (symmetric and w.dtype == tf.float32):
+        return PER_SAMPLE
+    return SYMMETRIC if symmetric or w.shape[0] == 1 else None
 
 
 def _factorize(w: tf.Tensor, symmetric: bool | None) -> Factors:
@@ -69,11 +85,9 @@ def _factorize(w: tf.Tensor, symmetric: bool | None) -> Factors:
     power = tf.pow(tf.constant(2.0, tf.float64), tf.floor(tf.math.log(tf.where(usable, largest, 1.0)) / math.log(2)))
     scale = tf.where(finite, power, tf.constant(float("nan"), tf.float64))
     normal = tf.where(usable, wide / power, tf.eye(w.shape[0], dtype=tf.float64))
-    # XLA has no eigendecomposition of a general matrix, and gives that of a symmetric one to six digits whatever the dtype.
-    if inside_xla() and not (symmetric and dtype == "float32"):
-        return _symmetric(normal, scale, PER_SAMPLE)
-    if symmetric or w.shape[0] == 1:
-        return _symmetric(normal, scale, SYMMETRIC)
+    route = _static_route(w, symmetric)
+    if route is not None:
+        return _symmetric(normal, scale, route)
     asymmetry = tf.reduce_max(tf.abs(normal - tf.transpose(normal)))
     return tf.cond(
         asymmetry <= 4 * epsilon(dtype),

@@ -8,9 +8,10 @@ import tensorflow as tf
 from keras_auxref.ops._checks import prepare
 from keras_auxref.ops._gradients import with_reference_gradient
 from keras_auxref.ops._rows import map_rows
-from keras_auxref.ops.factors import EIGEN, EIGEN_WIDE, PER_SAMPLE, SYMMETRIC, Factors, _factorize
+from keras_auxref.ops._shared import shared
+from keras_auxref.ops.factors import EIGEN, EIGEN_WIDE, PER_SAMPLE, SYMMETRIC, Factors, factors_of
 from keras_auxref.ops.jacobian import jacobian
-from keras_auxref.ops.reflect import annihilated, reflection
+from keras_auxref.ops.reflect import annihilated, central_coefficient, reflection
 from keras_auxref.ops.resolvent import Resolvent, resolvent_of, row_dot
 from keras_auxref.ops.secular import bracket_of, solve_secular
 
@@ -24,7 +25,15 @@ class Inverse(NamedTuple):
     certified: tf.Tensor
 
 
-def inverse(y: Any, w: Any, *, symmetric: bool | None = None, factors: Factors | None = None, max_steps: int = 100) -> tf.Tensor:
+def inverse(
+    y: Any,
+    w: Any,
+    *,
+    symmetric: bool | None = None,
+    factors: Factors | None = None,
+    near: Any = None,
+    max_steps: int = 100,
+) -> tf.Tensor:
     """Solves f(x) = H(Wx) x = y for every vector on the last axis of y.
 
     y = (I − cW) x is linear in x once the scalar c is known, and f preserves norms, so c is a root of the secular equation
@@ -43,6 +52,8 @@ def inverse(y: Any, w: Any, *, symmetric: bool | None = None, factors: Factors |
         w: Tensor of shape `(d, d)`.
         symmetric: True promises W = Wᵀ; None looks at W.
         factors: The result of `factorize(w)`, where the same W serves many batches.
+        near: A number, the c(x) = 2 uᵀx/‖u‖², u = Wx, about which to look for x where there may be several: for data whose c
+            cluster, as they do around 1 for a W that started at I − U, their mean. Makes no difference for a W with certificate.
         max_steps: Bound on the number of steps.
 
     Returns:
@@ -50,22 +61,33 @@ def inverse(y: Any, w: Any, *, symmetric: bool | None = None, factors: Factors |
     """
     y, w, dtype = prepare(y, w, "y", "inverse")
     if factors is None:
-        factors = _factorize(tf.stop_gradient(w), symmetric)
-    return tf.cast(map_rows(lambda rows: _differentiable(rows, w, factors, max_steps), y), dtype)
+        factors = factors_of(w, symmetric)
+    near = _as_scalar(near)
+    return tf.cast(map_rows(lambda rows: _differentiable(rows, w, factors, near, max_steps), y), dtype)
+
+
+def _as_scalar(near: Any) -> tf.Tensor | None:
+    return None if near is None else tf.stop_gradient(tf.cast(near, tf.float64))
 
 
 def inverse_with_info(
-    y: Any, w: Any, *, symmetric: bool | None = None, factors: Factors | None = None, max_steps: int = 100
+    y: Any,
+    w: Any,
+    *,
+    symmetric: bool | None = None,
+    factors: Factors | None = None,
+    near: Any = None,
+    max_steps: int = 100,
 ) -> Inverse:
     """`inverse` with the number of steps, the relative residual and whether uniqueness is proven. Not differentiable."""
     y, w, dtype = prepare(y, w, "y", "inverse")
     y, w = tf.stop_gradient(y), tf.stop_gradient(w)
     if factors is None:
-        factors = _factorize(w, symmetric)
+        factors = factors_of(w, symmetric)
     size = _size(y)
     leading = tf.shape(y)[:-1]
     rows = tf.reshape(y / size, [-1, w.shape[0]])
-    found = _solve(rows, w / tf.cast(factors.scale, w.dtype), factors, max_steps)
+    found = shared(_solve, rows, w / tf.cast(factors.scale, w.dtype), factors, _as_scalar(near), max_steps=max_steps)
     return Inverse(
         x=tf.cast(tf.reshape(found.x, tf.shape(y)) * size, dtype),
         steps=tf.reshape(found.steps, leading),
@@ -80,15 +102,15 @@ def _size(y: tf.Tensor) -> tf.Tensor:
     return tf.where(size > 0, size, 1)
 
 
-def _differentiable(y: tf.Tensor, w: tf.Tensor, factors: Factors, max_steps: int) -> tf.Tensor:
+def _differentiable(y: tf.Tensor, w: tf.Tensor, factors: Factors, near: tf.Tensor | None, max_steps: int) -> tf.Tensor:
     """x with the gradient of the implicit function theorem: for a cotangent g, gy = J⁻ᵀg and gW = −(∂f/∂W)ᵀ J⁻ᵀg."""
 
     @tf.custom_gradient
     def value(y: tf.Tensor, w: tf.Tensor) -> Any:
-        found = _solve(y, w, factors, max_steps)
+        found = shared(_solve, y, w, factors, near, max_steps=max_steps)
 
         def fast(g: tf.Tensor, y: tf.Tensor, w: tf.Tensor) -> Any:
-            return _vjp(g, found.x, w, factors, found.certified)
+            return shared(_vjp, g, found.x, w, factors, found.certified)
 
         return found.x, lambda g: with_reference_gradient(fast, reference)(g, y, w)
 
@@ -181,7 +203,7 @@ def _error(x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, dead: tf.Tensor) -> tf.Tens
     return row_dot(error, error)
 
 
-def _solve(y: tf.Tensor, w: tf.Tensor, factors: Factors, max_steps: int) -> Inverse:
+def _solve(y: tf.Tensor, w: tf.Tensor, factors: Factors, near: tf.Tensor | None, max_steps: int) -> Inverse:
     """The inverse for rows with max|y| = 1 and for max|W| about 1, without gradients."""
     dtype = y.dtype
     if isinstance(factors.route, int):
@@ -189,8 +211,8 @@ def _solve(y: tf.Tensor, w: tf.Tensor, factors: Factors, max_steps: int) -> Inve
     else:
         bracket = tf.cond(factors.route == SYMMETRIC, lambda: bracket_of(factors, True), lambda: bracket_of(factors, False))
     dead = annihilated(y, w)
-    # Exact for W = I − U, and in the middle of things otherwise.
-    start = 2 * tf.linalg.trace(factors.w) / tf.reduce_sum(tf.square(factors.w))
+    # c belongs to W, and factors.w is W / scale.
+    start = central_coefficient(factors.w) if near is None else near * factors.scale
 
     def find(resolvent: Resolvent, wide: tf.DType) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         ys, ws = tf.cast(y, wide), tf.cast(w, wide)
@@ -199,7 +221,7 @@ def _solve(y: tf.Tensor, w: tf.Tensor, factors: Factors, max_steps: int) -> Inve
         # Rows without a root to look for: y itself where W y = 0, NaN where y is NaN.
         nan = tf.constant(float("nan"), wide)
         at_zero = tf.where(dead, nan, 2 * row_dot(ys, wy))
-        c, steps = solve_secular(ys, norm, resolvent, bracket, start, at_zero, max_steps)
+        c, steps = solve_secular(ys, norm, resolvent, bracket, start, at_zero, max_steps, nearest=near is not None)
         c = tf.where(~dead, c, 0)
         x = ys + c * resolvent.solve(c, wy)
         # One step of refinement takes the rounding of the eigenbasis out; where it does not help, it is not taken.

@@ -7,7 +7,8 @@ import tensorflow as tf
 from keras_auxref.ops._checks import prepare
 from keras_auxref.ops._gradients import with_reference_gradient
 from keras_auxref.ops._rows import map_rows
-from keras_auxref.ops.factors import Factors, _factorize
+from keras_auxref.ops._shared import shared
+from keras_auxref.ops.factors import Factors, factors_of
 from keras_auxref.ops.householder import largest
 from keras_auxref.ops.reflect import annihilated
 from keras_auxref.ops.resolvent import PerSampleResolvent, Resolvent, resolvent_of, row_dot
@@ -38,7 +39,7 @@ def log_det_jacobian(x: Any, w: Any, *, symmetric: bool | None = None, factors: 
     """
     x, w, dtype = prepare(x, w, "x", "log_det_jacobian")
     if factors is None:
-        factors = _factorize(tf.stop_gradient(w), symmetric)
+        factors = factors_of(w, symmetric)
     return tf.cast(map_rows(lambda rows: _log_det(rows, w, factors), x), dtype)
 
 
@@ -90,6 +91,29 @@ def _vjp(g: tf.Tensor, batch: _Batch, w: tf.Tensor, resolvent: Resolvent) -> tup
     return gx, gw
 
 
+def _route(function: Any, factors: Factors, live: tf.Tensor, *tensors: tf.Tensor) -> Any:
+    """function(batch, W, resolvent, …) with the resolvent for this W, in the dtype that its accuracy asks for."""
+    dtype = tensors[0].dtype
+
+    def branch(index: int) -> Any:
+        resolvent, wide = resolvent_of(factors, index, dtype)
+        x, w, *rest = (tf.cast(t, wide) for t in tensors)
+        outputs = function(_batch(x, w, live), w, resolvent, *rest)
+        return tf.nest.map_structure(lambda t: tf.cast(t, dtype), outputs)
+
+    if isinstance(factors.route, int):
+        return branch(factors.route)
+    return tf.switch_case(factors.route, [lambda i=i: branch(i) for i in range(4)])
+
+
+def _routed_value(factors: Factors, live: tf.Tensor, x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    return _route(_value, factors, live, x, w)
+
+
+def _routed_vjp(factors: Factors, live: tf.Tensor, x: tf.Tensor, w: tf.Tensor, g: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    return _route(lambda batch, w, resolvent, g: _vjp(g, batch, w, resolvent), factors, live, x, w, g)
+
+
 def _log_det(x: tf.Tensor, w: tf.Tensor, factors: Factors) -> tf.Tensor:
     """The custom gradient around everything: one flat `switch_case` forward and one backward, nothing nested."""
     dtype = x.dtype
@@ -98,26 +122,15 @@ def _log_det(x: tf.Tensor, w: tf.Tensor, factors: Factors) -> tf.Tensor:
     scale = tf.cast(factors.scale, dtype)
     live = ~annihilated(x / size, w / scale)  # to the precision of the input, also where the batch is in float64
 
-    def route(function: Any, *tensors: tf.Tensor) -> Any:
-        def branch(index: int) -> Any:
-            resolvent, wide = resolvent_of(factors, index, dtype)
-            x, w, *rest = (tf.cast(t, wide) for t in tensors)
-            outputs = function(_batch(x, w, live), w, resolvent, *rest)
-            return tf.nest.map_structure(lambda t: tf.cast(t, dtype), outputs)
-
-        if isinstance(factors.route, int):
-            return branch(factors.route)
-        return tf.switch_case(factors.route, [lambda i=i: branch(i) for i in range(4)])
-
     def fast(g: tf.Tensor, x: tf.Tensor, w: tf.Tensor) -> Any:
-        return route(lambda batch, w, resolvent, g: _vjp(g, batch, w, resolvent), x, w, g)
+        return shared(_routed_vjp, factors, live, x, w, g)
 
     def reference(g: tf.Tensor, x: tf.Tensor, w: tf.Tensor) -> Any:
         return _vjp(g, _batch(x, w, live), w, PerSampleResolvent(w))
 
     @tf.custom_gradient
     def value(x: tf.Tensor, w: tf.Tensor) -> Any:
-        return route(_value, x, w), lambda g: with_reference_gradient(fast, reference)(g, x, w)
+        return shared(_routed_value, factors, live, x, w), lambda g: with_reference_gradient(fast, reference)(g, x, w)
 
     # J ignores the lengths of x and W, so that treating both as constants is exact.
     return value(x / size, w / scale)

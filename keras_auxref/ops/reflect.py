@@ -76,6 +76,20 @@ def reflection(x: Any, w: Any) -> Reflection:
     return result._replace(y=ops.cast(result.y, dtype))
 
 
+def coefficient(x: Any, w: Any) -> Any:
+    """c(x) = 2 uᵀx/‖u‖², u = W x, on the last axis of x: f(x) = (I − cW) x. 0 where W x = 0. Shape `(...,)`."""
+    result = reflection(x, w)
+    return ops.cast((result.coefficient * result.scale)[..., 0], x.dtype)
+
+
+def central_coefficient(w: Any) -> Any:
+    """2 tr W/‖W‖²_F, around which c(x) lies: the ratio of its means over all directions of x, and c itself for W = I − U."""
+    size = largest(w, axis=None)
+    w = w / ops.where(size > 0, size, 1)
+    squared = ops.sum(ops.square(w))
+    return 2 * ops.trace(w) / ops.where(squared > 0, squared * size, 1)
+
+
 @functools.cache
 def _closed_form() -> Any:
     """f on rows, with the vector-Jacobian product in closed form, for TensorFlow.

@@ -58,12 +58,20 @@ class _State(NamedTuple):
     high_seen: tf.Tensor
     residual: tf.Tensor
     older: tf.Tensor
+    reach: tf.Tensor
     done: tf.Tensor
     steps: tf.Tensor
 
 
 def solve_secular(
-    y: tf.Tensor, norm: tf.Tensor, resolvent: Resolvent, bracket: Bracket, start: tf.Tensor, at_zero: tf.Tensor, max_steps: int
+    y: tf.Tensor,
+    norm: tf.Tensor,
+    resolvent: Resolvent,
+    bracket: Bracket,
+    start: tf.Tensor,
+    at_zero: tf.Tensor,
+    max_steps: int,
+    nearest: bool = False,
 ) -> Root:
     """Finds a nonzero root c of ‖x(c)‖ = ‖y‖ for rows y, by Newton's method on h(c) = 1/‖x(c)‖ − 1/‖y‖ inside a bracket.
 
@@ -73,20 +81,25 @@ def solve_secular(
     follows two that did not halve the residual |ψ|/‖u‖ = ‖f(x) − y‖. c = 0 also solves the equation without being a preimage:
     where the bracket contains it, the sign of ψ(0) = 2yᵀWy (`at_zero`) chooses a side and the step is deflated,
     s ← s c/(c − s).
+
+    With `nearest`, a W without certificate, for which there may be several roots, is searched from `start` outwards: to the
+    right where ψ > 0 and to the left where ψ < 0, no step longer than a reach that doubles, until ψ changes sign. At the root
+    found ψ falls, as it does on the branch on which a W = I − U starts; on others, and at folds, log|det J| is −∞ between.
     """
     dtype = y.dtype
     tolerance, close = 4 * epsilon(dtype.name), epsilon(dtype.name) ** 0.5 / 32
     low, high = (tf.cast(end, dtype) * tf.ones_like(at_zero) for end in (bracket.low, bracket.high))
     straddles = (low < 0) & (high > 0)
-    low = tf.where(straddles & (at_zero > 0), tf.zeros_like(low), low)
-    high = tf.where(straddles & (at_zero <= 0), tf.zeros_like(high), high)
+    explores = ~bracket.certified if nearest else tf.constant(False)
+    low = tf.where(straddles & (at_zero > 0) & ~explores, tf.zeros_like(low), low)
+    high = tf.where(straddles & (at_zero <= 0) & ~explores, tf.zeros_like(high), high)
     start = tf.cast(start, dtype) * tf.ones_like(low)
     c = tf.where((start > low) & (start < high), start, (low + high) / 2)
     coordinates = resolvent.coordinates(y)
     infinite = tf.fill(tf.shape(c), tf.constant(float("inf"), dtype))
 
     def step(state: _State) -> tuple[_State]:
-        c, low, high, low_seen, high_seen, residual, older, done, steps = state
+        c, low, high, low_seen, high_seen, residual, older, reach, done, steps = state
         secular = resolvent.secular(c, coordinates)
         now = tf.abs(secular.psi) / (tf.sqrt(secular.u_squared) * norm)
         finite = tf.math.is_finite(now)
@@ -98,6 +111,11 @@ def solve_secular(
         inside = (newton > low) & (newton < high) & (now <= tf.maximum(residual, older) / 2)
         # A root close to an end of the bracket throws the step just over it: look at that end before bisecting.
         end = tf.where((newton <= low) & ~low_seen, low, tf.where((newton >= high) & ~high_seen, high, (low + high) / 2))
+        if nearest:
+            outwards = explores & ~(low_seen & high_seen)
+            inside &= ~outwards | (tf.abs(newton - c) <= reach)
+            end = tf.where(outwards, tf.where(positive, tf.minimum(c + reach, high), tf.maximum(c - reach, low)), end)
+            reach = tf.where(inside, reach, 2 * reach)
         following = tf.where(inside, newton, end)
         width = tolerance * tf.maximum(tf.abs(low), tf.abs(high))
         stagnates = (now <= 16 * tolerance) & (now > residual / 2)  # what is left is rounding
@@ -113,6 +131,7 @@ def solve_secular(
                 # Any other step starts the comparison anew.
                 residual=tf.where(inside, now, infinite),
                 older=tf.where(inside, residual, infinite),
+                reach=reach,
                 done=done | stop,
                 steps=steps + tf.cast(~done, tf.int32),
             ),
@@ -120,7 +139,7 @@ def solve_secular(
 
     # Rows of zeros or NaN have no root: they are done before the start and hold nobody up.
     done = ~tf.math.is_finite(at_zero)
-    seen = ~tf.fill(tf.shape(c), bracket.certified)
-    state = _State(c, low, high, seen, seen, infinite, infinite, done, tf.zeros_like(done, tf.int32))
+    seen = ~tf.fill(tf.shape(c), bracket.certified | explores)
+    state = _State(c, low, high, seen, seen, infinite, infinite, tf.abs(start) / 16, done, tf.zeros_like(done, tf.int32))
     (state,) = tf.while_loop(lambda state: tf.reduce_any(~state.done), step, (state,), maximum_iterations=max_steps)
     return Root(state.c, state.steps)

@@ -1,10 +1,13 @@
+import math
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from keras_auxref import AuxReflection, ops
+from keras_auxref import AuxReflection, bijectors, layers, ops
+from keras_auxref.layers._invertible import Invertible
 
 tfb, tfd = tfp.bijectors, tfp.distributions
 KERNELS = ["spectral", "relaxed_cayley"]
@@ -106,9 +109,144 @@ def test_sampling_and_log_prob_agree(rng):
 
 
 def test_validate_args_raises_where_no_preimage_was_found(rng, monkeypatch):
-    layer = _layer("free")
-    monkeypatch.setattr(layer, "inverse", lambda y: ops.inverse(y, layer.kernel, max_steps=1))
+    layer = _layer()
+    monkeypatch.setattr(layer, "inverse", lambda y: ops.inverse(y, layer.kernel, max_steps=0))
     y = tf.constant(rng.normal(size=(20, 4)), tf.float32)
+    layer.weights[0].assign(rng.normal(size=(4, 4)))
     assert np.isnan(layer.bijector().inverse(y)).any()
     with pytest.raises(tf.errors.InvalidArgumentError, match="did not find a preimage"):
         layer.bijector(validate_args=True).inverse(tf.identity(y))
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_validate_args_raises_where_uniqueness_is_not_proven(rng, graph):
+    layer = _layer("free")
+    assert not layer.certificate().invertible
+    bijector = layer.bijector(validate_args=True)
+    inverse = tf.function(bijector.inverse) if graph else bijector.inverse
+    y = tf.constant(rng.normal(size=(3, 4)), tf.float32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is not certified"):
+        inverse(y)
+    layer.weights[0].assign(np.eye(4))
+    np.testing.assert_allclose(inverse(tf.identity(y)), -y, rtol=1e-5)
+
+
+def test_rows_that_came_in_as_nan_are_nobodys_failure(rng):
+    y = rng.normal(size=(3, 4)).astype("float32")
+    y[1, 2] = np.nan
+    x = _layer().bijector(validate_args=True).inverse(y)
+    np.testing.assert_array_equal(np.isnan(x).any(axis=-1), [False, True, False])
+
+
+class Flow(Invertible, keras.layers.Layer):
+    """(H, W, C) → (HWC,) through two parts, and a count of the passes."""
+
+    event_ndims = 3
+    inverse_event_ndims = 1
+
+    def build(self, input_shape):
+        self.event = tuple(input_shape[1:])
+        self.mixing, self.coupling = layers.AuxReflection("spectral"), layers.AffineCoupling(hidden=4)
+        self.mixing.build(input_shape)
+        self.coupling.build(input_shape)
+        self.passes = 0
+
+    def call(self, x):
+        return self.forward_and_log_det(x)[0]
+
+    def forward_and_log_det(self, x):
+        self.passes += 1
+        x, first = self.mixing.forward_and_log_det(x)
+        y, second = self.coupling.forward_and_log_det(x)
+        return keras.ops.reshape(y, (-1, math.prod(self.event))), keras.ops.sum(first, axis=(1, 2)) + second
+
+    def log_det_jacobian(self, x):
+        return self.forward_and_log_det(x)[1]
+
+    def inverse(self, y):
+        return self.mixing.inverse(self.coupling.inverse(keras.ops.reshape(y, (-1, *self.event))))
+
+    def inverse_parts(self):
+        return [self.mixing, self.coupling]
+
+    def compute_output_shape(self, input_shape):
+        return (input_shape[0], math.prod(input_shape[1:]))
+
+    def inverse_output_shape(self, output_shape):
+        return (output_shape[0], *self.event)
+
+
+def _flow(rng):
+    flow = Flow()
+    flow.build((None, 2, 4, 3))
+    for weight in flow.trainable_weights:
+        weight.assign_add(0.1 * rng.normal(size=weight.shape))
+    return flow
+
+
+def test_a_flow_that_changes_the_rank_of_an_event(rng):
+    flow = _flow(rng)
+    distribution = tfd.TransformedDistribution(tfd.MultivariateNormalDiag(tf.zeros(24)), tfb.Invert(flow.bijector()))
+    assert distribution.event_shape == (2, 4, 3)
+    sample = distribution.sample((5, 2), seed=1)
+    assert sample.shape == (5, 2, 2, 4, 3)
+    log_prob = distribution.log_prob(tf.identity(sample))
+    assert log_prob.shape == (5, 2)
+    z, log_det = flow.forward_and_log_det(tf.reshape(sample, (10, 2, 4, 3)))
+    expected = -0.5 * np.sum(np.square(z), axis=-1) - 12 * np.log(2 * np.pi) + log_det
+    np.testing.assert_allclose(tf.reshape(log_prob, [-1]), expected, rtol=1e-4)
+    gradient_of = flow.bijector().trainable_variables
+    assert len(gradient_of) == len(flow.trainable_weights) == 7
+
+
+def test_validate_args_looks_at_the_parts_of_a_flow(rng, monkeypatch):
+    flow = _flow(rng)
+    y = tf.constant(rng.normal(size=(2, 24)), tf.float32)
+    np.testing.assert_allclose(flow.bijector(validate_args=True).inverse(y), flow.bijector().inverse(y))
+    free = _layer("free", d=3)
+    monkeypatch.setattr(flow, "inverse_parts", lambda: [free, flow.coupling])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is not certified"):
+        flow.bijector(validate_args=True).inverse(tf.identity(y))
+
+
+@pytest.mark.parametrize(("graph", "cheap", "passes"), [(True, False, 1), (True, True, 1), (False, True, 1), (False, False, 2)])
+def test_value_and_log_det_share_a_pass(rng, graph, cheap, passes):
+    flow = _flow(rng)
+    flow.cheap_log_det = cheap
+    bijector = flow.bijector()
+    x = tf.constant(rng.normal(size=(2, 2, 4, 3)), tf.float32)
+    expected = flow.forward_and_log_det(x)
+    flow.passes = 0
+
+    def both():
+        return bijector.forward(x), bijector.forward_log_det_jacobian(x)
+
+    y, log_det = (tf.function(both) if graph else both)()
+    assert flow.passes == passes
+    np.testing.assert_allclose(y, expected[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(log_det, expected[1], rtol=1e-4)
+
+
+def test_event_shapes_inside_a_graph():
+    bijector = _squeeze().bijector()
+
+    @tf.function(input_signature=[tf.TensorSpec([3], tf.int32)])
+    def shapes(shape):
+        forward = bijector.forward_event_shape_tensor(shape)
+        return forward, bijector.inverse_event_shape_tensor(forward)
+
+    forward, back = shapes(tf.constant([4, 6, 3]))
+    assert forward.numpy().tolist() == [2, 3, 12]
+    assert back.numpy().tolist() == [4, 6, 3]
+    assert bijector.forward_event_shape(tf.TensorShape(None)).rank is None
+
+
+def _squeeze():
+    layer = layers.Squeeze()
+    layer.build((None, 2, 2, 1))
+    return layer
+
+
+def test_refuses_a_layer_without_inverse():
+    with pytest.raises(ValueError, match=r"Expected a layer with `Invertible`. Received: <Dense"):
+        bijectors.LayerBijector(keras.layers.Dense(3))

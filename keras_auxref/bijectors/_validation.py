@@ -1,0 +1,32 @@
+"""What `validate_args=True` means for an inverse."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_auxref import ops
+
+
+def certified(w: Any, symmetric: bool | None) -> tf.Tensor:
+    """Whether f(x) = H(Wx) x is proven to have one preimage for every vector: a scalar boolean tensor, also inside graphs."""
+    w = tf.convert_to_tensor(w)
+    return ops.inverse_with_info(tf.zeros((1, w.shape[0]), w.dtype), w, symmetric=symmetric).certified
+
+
+def checked_inverse(x: tf.Tensor, y: tf.Tensor, bijector: Any, proven: list[tf.Tensor]) -> tf.Tensor:
+    """x, or `tf.errors.InvalidArgumentError` where it is not proven to be the only preimage of y, or was not found."""
+    # What the inverse did not find is NaN. An event that came in with a NaN is nobody's failure.
+    found = _finite(x, bijector.forward_min_event_ndims) | ~_finite(y, bijector.inverse_min_event_ndims)
+    missing = f"The inverse of '{bijector.name}' did not find a preimage for every vector."
+    unproven = (
+        f"The inverse of '{bijector.name}' is not certified: W⁻¹ = S + K with S definite and κ(S) < 2 does not hold, "
+        "and a vector may have several preimages."
+    )
+    checks = [tf.debugging.assert_equal(proof, True, message=unproven) for proof in proven]
+    checks.append(tf.debugging.assert_equal(tf.reduce_all(found), True, message=missing))
+    with tf.control_dependencies(checks):
+        return tf.identity(x)
+
+
+def _finite(x: tf.Tensor, event_ndims: int) -> tf.Tensor:
+    return tf.reduce_all(tf.math.is_finite(x), axis=list(range(-event_ndims, 0)))

@@ -1,0 +1,105 @@
+"""Affine coupling as a TFP bijector."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_auxref.bijectors._base import FreshBijector, on_events
+from keras_auxref.layers.affine_coupling import build_network, checked_bound
+from keras_auxref.ops._coupling import couple, coupling_log_det, coupling_sizes, uncouple
+
+
+class AffineCoupling(FreshBijector):
+    """The two parts x_a, x_b of the last axis, of sizes ⌊d/2⌋ and ⌈d/2⌉: the first moves the second.
+
+        (t, r) = network(x_a)        log s = bound·tanh(r/bound)
+        y_a = x_a                    y_b = (x_b + t)·s                log|det ∂y/∂x| = Σ log s
+
+    The trainable variables are those of the network.
+
+    Args:
+        network: Any Keras layer or model from x_a, with one batch axis, to a tensor with twice the channels of x_b: t first,
+            then r. One that is not built is built at the first use; until then there are no variables.
+        bound: The bound on |log s|.
+        event_ndims: How many trailing axes the network reads: 1 for vectors, 3 for images. By default one less than the rank of
+            the input that the network was built for, and 1 if it was not built.
+        validate_args: As in every TFP bijector; shapes are checked in any case.
+        name: Name of the bijector.
+
+    Reference: Dinh, Sohl-Dickstein & Bengio, "Density Estimation using Real NVP", ICLR 2017.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        bound: float = 2.0,
+        event_ndims: int | None = None,
+        validate_args: bool = False,
+        name: str = "affine_coupling",
+    ) -> None:
+        parameters = dict(locals())
+        if not isinstance(network, keras.layers.Layer):
+            raise ValueError(f"`network` must be a Keras layer or model. Expected a `keras.layers.Layer`. Received: {network!r}")
+        with tf.name_scope(name) as name:
+            # Outside of TensorFlow's tracking: a Keras layer is not a tf.Module.
+            self._network = self._no_dependency(network)
+            self._network_variables: list[tf.Variable] = []
+            self._bound = checked_bound(bound)
+            self._channels: int | None = None
+            super().__init__(
+                forward_min_event_ndims=event_ndims or _event_ndims(network),
+                validate_args=validate_args,
+                parameters=parameters,
+                name=name,
+            )
+        self._list_variables()
+
+    @classmethod
+    def _parameter_properties(cls, dtype: Any) -> dict[str, Any]:
+        return {}
+
+    @property
+    def network(self) -> Any:
+        """The Keras layer or model."""
+        return self._network
+
+    def _forward(self, x: tf.Tensor) -> tf.Tensor:
+        y, log_det = self._on_events(couple, x)
+        # The network has run: let TFP's cache answer for the log-determinant.
+        self._cache.forward_attributes(x)["ildj"] = -log_det
+        return y
+
+    def _inverse(self, y: tf.Tensor) -> tf.Tensor:
+        x, log_det = self._on_events(uncouple, y)
+        self._cache.inverse_attributes(y)["ildj"] = -log_det
+        return x
+
+    def _forward_log_det_jacobian(self, x: tf.Tensor) -> tf.Tensor:
+        return self._on_events(couple, x)[1]
+
+    def _on_events(self, function: Any, x: tf.Tensor) -> Any:
+        axes = self.forward_min_event_ndims
+
+        def one_batch_axis(x: tf.Tensor) -> Any:
+            self._build(x)
+            value, log_scale = function(x, self._network, self._bound)
+            return value, coupling_log_det(log_scale, axes)
+
+        return on_events(one_batch_axis, x, axes)
+
+    def _build(self, x: tf.Tensor) -> None:
+        if self._channels == x.shape[-1]:
+            return
+        size, moved = coupling_sizes(x.shape[-1], "AffineCoupling")
+        build_network(self._network, (None, *x.shape[1:-1], size), 2 * moved, x.dtype.name)
+        self._channels = x.shape[-1]
+        self._list_variables()
+
+    def _list_variables(self) -> None:
+        self._network_variables = [variable.value for variable in self._network.weights]
+
+
+def _event_ndims(network: Any) -> int:
+    shape = getattr(network, "input_shape", None) if network.built else None
+    return len(shape) - 1 if isinstance(shape, tuple) else 1

@@ -1,0 +1,97 @@
+"""What is proven about the mixings of a flow, and what can be measured where nothing is."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_auxref import ops
+from keras_auxref.flows.multi_scale import MultiScale
+from keras_auxref.kernels import Certificate
+from keras_auxref.layers import AuxReflection, InvertibleDense
+
+RETURNED_WITHIN = 1e-3
+
+
+@dataclass(frozen=True)
+class Branches:
+    """How one auxiliary reflection f of a flow behaves on data: is its inverse the inverse for them?
+
+    Attributes:
+        layer: Name of the layer.
+        invertible: True when f is proven to be a bijection; then the rest is a formality.
+        condition: κ(S) of the certificate.
+        preimages: Mean number of preimages of f(x) over the vectors x for which they were counted.
+        most_preimages: The largest such number.
+        counted: The number of vectors for which preimages were counted.
+        returned: The share of vectors x with ‖f⁻¹(f(x)) − x‖ ≤ 1e-3 ‖x‖, among all vectors of the images.
+        vectors: The number of these vectors.
+        coefficient: Mean and standard deviation of c(x) = 2 uᵀx/‖u‖², u = Wx, over them.
+    """
+
+    layer: str
+    invertible: bool
+    condition: float
+    preimages: float
+    most_preimages: int
+    counted: int
+    returned: float
+    vectors: int
+    coefficient: tuple[float, float]
+
+
+def certificate_of(layer: Any) -> Certificate:
+    """What is proven about one mixing, as it is now. For a linear map, `condition` is that of its matrix."""
+    if isinstance(layer, AuxReflection):
+        return layer.certificate()
+    nowhere = (float("nan"), float("nan"))
+    if not isinstance(layer, InvertibleDense):
+        return Certificate(True, 1.0, nowhere, "Proven: orthogonal by construction.")
+    w = keras.ops.convert_to_numpy(layer.kernel).astype(np.float64)
+    singular = np.linalg.svd(w, compute_uv=False) if np.isfinite(w).all() else np.array([np.inf, 0.0])
+    if not singular[-1] > 8 * len(w) * np.finfo(np.float64).eps * singular[0]:
+        return Certificate(False, np.inf, nowhere, "Not proven: the matrix is singular to working precision.")
+    condition = float(singular[0] / singular[-1])
+    return Certificate(True, condition, nowhere, f"Proven: linear, with a matrix of condition {condition:.6g}.")
+
+
+def branches(flow: MultiScale, images: Any, counted: int, seed: int) -> list[Branches]:
+    """`Branches` for every auxiliary reflection of a flow on the way of these images."""
+    generator = np.random.default_rng(seed)
+    found: list[Branches] = []
+
+    def visit(layer: Any, x: Any) -> None:
+        if not isinstance(layer, AuxReflection):
+            return
+        y = layer(x)
+        back = layer.inverse(keras.ops.convert_to_tensor(keras.ops.copy(y)))
+        rows, images_of_rows, back = (_rows(t) for t in (x, y, back))
+        length = np.linalg.norm(rows, axis=-1)
+        with np.errstate(invalid="ignore"):  # NaN where no preimage was found: not returned
+            returned = np.linalg.norm(back - rows, axis=-1) <= RETURNED_WITHIN * length
+        chosen = generator.choice(len(rows), size=min(counted, len(rows)), replace=False)
+        w = keras.ops.convert_to_numpy(layer.kernel).astype(np.float64)
+        counts = [len(ops.preimages(y, w)) for y in images_of_rows[chosen]]
+        c = _rows(layer.coefficient(x)[..., None])
+        certificate = layer.certificate()
+        found.append(
+            Branches(
+                layer=layer.name,
+                invertible=certificate.invertible,
+                condition=certificate.condition,
+                preimages=float(np.mean(counts)) if counts else float("nan"),
+                most_preimages=max(counts, default=0),
+                counted=len(counts),
+                returned=float(returned.mean()),
+                vectors=len(rows),
+                coefficient=(float(c.mean()), float(c.std())),
+            )
+        )
+
+    flow.walk_mixings(images, visit)
+    return found
+
+
+def _rows(x: Any) -> np.ndarray:
+    return np.asarray(keras.ops.convert_to_numpy(x), np.float64).reshape(-1, x.shape[-1])

@@ -1,0 +1,284 @@
+"""Glow with auxiliary reflections in the place of 1×1 convolutions."""
+
+import math
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_auxref.flows.diagnostics import Branches, branches, certificate_of
+from keras_auxref.flows.mixing import check_mixing, supports_xla
+from keras_auxref.flows.multi_scale import MultiScale
+from keras_auxref.flows.preprocessing import dequantise
+from keras_auxref.flows.warmup import Warmup
+from keras_auxref.initializers import PACKAGE
+from keras_auxref.kernels import Certificate
+from keras_auxref.ops._checks import require_tensorflow
+
+INITIAL_IMAGES = 256
+EVALUATION_SEED = (0, 0)
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class Glow(keras.Model):
+    """A normalizing flow for images, trained by maximum likelihood: z = n(x) with z ~ N(0, I).
+
+        log p(x) = log N(n(x); 0, I) + log|det ∂n/∂x|
+
+    n is the multi-scale architecture of Kingma & Dhariwal: L levels of K steps, each ActNorm → a map between the channels of
+    every pixel (`mixing`) → affine coupling. `fit(images)` minimises bits per dimension; images are integers 0 … 2ᵇ − 1 or
+    numbers in [0, 1], of which 2ᵇ different values are taken to exist, with uniform noise inside of each (dequantisation). The
+    first `fit` starts every ActNorm from data, and compiles the model with `Glow.optimizer()` if `compile` has not been called.
+
+    With `mixing="aux"` nothing proves that the flow is a bijection: see `certificates` and `branches`, and the note at
+    `bits_per_dim`. All other mixings are provably invertible.
+
+    Args:
+        image_shape: (height, width, channels); height and width divisible by 2^levels.
+        levels: The number L of levels.
+        steps: The number K of steps in each level.
+        hidden: Channels of the hidden layers of the coupling networks, C in the paper.
+        mixing: `"aux"`, an auxiliary reflection with free W, started at W = I − Q for a random orthogonal Q; `"aux_spectral"`,
+            the paper's provably invertible one, with a fixed Q before it; `"aux_relaxed_cayley"`, the larger provably
+            invertible family, started at Q; `"householder"`, as many reflections as channels; `"conv"`, Glow's invertible 1×1
+            convolution; `"fixed"`, Q itself. Or a `kernels.Spectral` or `kernels.RelaxedCayley` instance.
+        bits: The number b of bits of a pixel.
+        squash: Images are squashed by this factor about ½ before the logit, which is infinite at 0 and 1.
+        seed: Seed of the orthogonal starts Q, the same for every mixing.
+        **kwargs: Arguments of `keras.Model`: `name`, `dtype` (float32 or float64), …
+
+    Example:
+    >>> import numpy as np
+    >>> model = Glow((8, 8, 3), levels=2, steps=1, hidden=8)
+    >>> images = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype="uint8")
+    >>> history = model.fit(images, verbose=0)
+    >>> model.sample(2, seed=1).shape
+    TensorShape([2, 8, 8, 3])
+
+    Reference: Kingma & Dhariwal, "Glow: Generative Flow with Invertible 1x1 Convolutions", NeurIPS 2018; Mathiasen & Hvilshøj,
+    "One Reflection Suffice", 2020, section 4.3.
+    """
+
+    def __init__(
+        self,
+        image_shape: Any,
+        levels: int = 3,
+        steps: int = 8,
+        hidden: int = 64,
+        mixing: Any = "aux",
+        bits: int = 8,
+        squash: float = 0.9,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        require_tensorflow("Glow")
+        super().__init__(**kwargs)
+        self.image_shape = tuple(int(n) for n in image_shape)
+        if len(self.image_shape) != 3 or min(self.image_shape) < 1:
+            raise ValueError(f"`image_shape` must be (height, width, channels). Received: {tuple(image_shape)}")
+        if not isinstance(bits, int) or not 1 <= bits <= 16:
+            raise ValueError(f"`bits` must be a whole number between 1 and 16. Received: {bits!r}")
+        if self.compute_dtype not in ("float32", "float64"):
+            raise ValueError(f"A likelihood needs dtype float32 or float64. Received: {self.compute_dtype}")
+        self.bits, self.mixing = bits, check_mixing(mixing)
+        self.flow = MultiScale(levels, steps, hidden, self.mixing, squash, seed, dtype=self.dtype_policy, name="flow")
+        self.flow.build((None, *self.image_shape))
+        self.noise = keras.random.SeedGenerator(seed)
+        self.bits_metric = keras.metrics.Mean(name="bits_per_dim")
+        self.supports_jit = supports_xla(self.mixing)
+        self.built = True
+
+    @property
+    def dimension(self) -> int:
+        """The number of entries D of an image."""
+        return math.prod(self.image_shape)
+
+    @staticmethod
+    def optimizer(learning_rate: float = 1e-3, warmup_steps: int = 100, max_norm: float = 50.0) -> keras.optimizers.Optimizer:
+        """Adam with a learning rate that rises over the first steps and gradients clipped to a global norm."""
+        return keras.optimizers.Adam(Warmup(learning_rate, warmup_steps), global_clipnorm=max_norm)
+
+    # ------------------------------------------------------------------------------------------------------- training
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Bits per dimension of every image, of shape `(batch,)`: the loss. The noise is new in training, and fixed otherwise."""
+        shape = tf.shape(inputs)
+        if training:
+            noise = keras.random.uniform(shape, dtype=self.compute_dtype, seed=self.noise)
+        else:
+            noise = _fixed_noise(shape, self.compute_dtype)
+        x = dequantise(inputs, noise, self.bits, self.compute_dtype)
+        z, log_det = self.flow.forward_and_log_det(x, training=training)
+        return self.bits - (_log_normal(z) + log_det) / (self.dimension * math.log(2))
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> Any:
+        """The mean of bits per dimension, weighted by `sample_weight` if given, plus the losses of regularizers."""
+        self.bits_metric.update_state(y_pred, sample_weight=sample_weight)
+        if sample_weight is not None:
+            weight = keras.ops.cast(sample_weight, y_pred.dtype)
+            loss = keras.ops.sum(weight * y_pred) / keras.ops.sum(weight)
+        else:
+            loss = keras.ops.mean(y_pred)
+        return keras.ops.sum(keras.ops.stack([loss, *(keras.ops.cast(extra, loss.dtype) for extra in self.losses)]))
+
+    def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> keras.callbacks.History:
+        """`keras.Model.fit`, which starts ActNorm from the first images and compiles the model where that is still to do."""
+        if not self.compiled:
+            self.compile(optimizer=self.optimizer())
+        if not self.flow.initialized:
+            self.initialize(_first_images(x))
+        return super().fit(x, *args, **kwargs)
+
+    def initialize(self, images: Any) -> None:
+        """Starts every ActNorm from these images; a few hundred are enough. The first `fit` does this with its first images."""
+        images = keras.ops.convert_to_tensor(images)
+        self._check(images)
+        noise = _fixed_noise(tf.shape(images), self.compute_dtype)
+        self.flow.initialize(dequantise(images, noise, self.bits, self.compute_dtype))
+
+    # ------------------------------------------------------------------------------------------------ what a flow does
+
+    def encode(self, x: Any) -> tuple[Any, Any]:
+        """z = n(x) of shape `(batch, D)` and log|det ∂n/∂x| of shape `(batch,)`, for images in [0, 1] (or integers), as they are."""
+        return self._encode(self._continuous(x))
+
+    def decode(self, z: Any) -> Any:
+        """Images n⁻¹(z) from z of shape `(batch, D)`: a little outside of [0, 1] for an extreme z.
+
+        The vectors of an image for which an auxiliary reflection has no preimage that the inverse finds become NaN.
+        """
+        z = keras.ops.convert_to_tensor(z, dtype=self.compute_dtype)
+        if len(z.shape) != 2 or z.shape[-1] != self.dimension:
+            raise ValueError(f"`z` does not fit this model. Expected shape (batch, {self.dimension}). Received: {tuple(z.shape)}")
+        return self._decode(z)
+
+    def log_prob(self, x: Any) -> Any:
+        """log p(x), the density at images in [0, 1] as they are, of shape `(batch,)`: no noise is added."""
+        return self._log_prob(self._continuous(x))
+
+    def bits_per_dim(self, x: Any) -> Any:
+        """Bits per dimension of images of 2ᵇ values per pixel, of shape `(batch,)`, with a fixed noise inside of each value.
+
+            (D b log 2 − log p((k + noise)/2ᵇ)) / (D log 2)
+
+        For a flow whose every mixing has a certificate this is an upper bound on −log₂ P(image)/D, on average over the noise.
+        **With `mixing="aux"` it need not be one**: where several x share one n(x), p integrates to their mean number and not to 1,
+        and the number is too small by up to log₂(number)/D. `branches` measures how many there are.
+        """
+        x = keras.ops.convert_to_tensor(x)
+        self._check(x)
+        return self._bits_per_dim(x)
+
+    def sample(self, n: int, seed: int | None = None, temperature: float = 1.0) -> Any:
+        """n images n⁻¹(temperature · ε), ε ~ N(0, I), cut to [0, 1]. The same seed gives the same images."""
+        if not temperature >= 0:
+            raise ValueError(f"`temperature` must not be negative. Received: {temperature}")
+        pair = tf.cast(self.noise.next(), tf.int64) if seed is None else tf.constant([seed, 0], tf.int64)
+        # One algorithm on every device: the same seed gives the same images everywhere.
+        epsilon = tf.random.stateless_normal((n, self.dimension), pair, dtype=self.compute_dtype, alg="philox")
+        return keras.ops.clip(self._decode(temperature * epsilon), 0, 1)
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def _encode(self, x: Any) -> Any:
+        return self.flow.forward_and_log_det(x)
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def _decode(self, z: Any) -> Any:
+        return self.flow.inverse(z)
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def _log_prob(self, x: Any) -> Any:
+        z, log_det = self.flow.forward_and_log_det(x)
+        return _log_normal(z) + log_det
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def _bits_per_dim(self, x: Any) -> Any:
+        return self(x, training=False)
+
+    def _continuous(self, x: Any) -> Any:
+        """Images in [0, 1]; integers stand for the middle of their values."""
+        x = keras.ops.convert_to_tensor(x)
+        self._check(x)
+        if keras.backend.is_int_dtype(x.dtype):
+            return dequantise(x, 0.5, self.bits, self.compute_dtype)
+        return keras.ops.cast(x, self.compute_dtype)
+
+    def _check(self, x: Any) -> None:
+        if tuple(x.shape[1:]) != self.image_shape:
+            expected = ("batch", *self.image_shape)
+            raise ValueError(
+                f"Images do not fit this model. Expected shape ({', '.join(map(str, expected))}). Received: {tuple(x.shape)}"
+            )
+
+    # ---------------------------------------------------------------------------------------------------- TFP and proof
+
+    def bijector(self, **kwargs: Any) -> Any:
+        """A new TFP bijector over the weights of this model, from images in [0, 1] to z: a view, never a copy."""
+        return self.flow.bijector(**kwargs)
+
+    def distribution(self) -> Any:
+        """The flow as a TFP distribution of images, over the weights of this model. Make a new one after training steps."""
+        import tensorflow_probability as tfp
+
+        zero = tf.zeros(self.dimension, self.compute_dtype)
+        base = tfp.distributions.MultivariateNormalDiag(loc=zero, scale_diag=tf.ones_like(zero))
+        return tfp.distributions.TransformedDistribution(base, tfp.bijectors.Invert(self.bijector()), name=self.name)
+
+    def certificates(self) -> dict[str, Certificate]:
+        """What is proven about the invertibility of every mixing, by name of the layer. Everything else inverts by construction."""
+        return {layer.name: certificate_of(layer) for layer in self.flow.mixing_layers()}
+
+    def branches(self, images: Any, counted: int = 32, seed: int = 0) -> list[Branches]:
+        """How many preimages the auxiliary reflections have on the way of these images, and whether the inverse returns x.
+
+        This turns the conjecture that training keeps unconstrained auxiliary reflections invertible into a measurement.
+
+        Args:
+            images: Images as for `encode`.
+            counted: The number of vectors, drawn at random, whose preimages are counted in each layer.
+            seed: Seed of that draw.
+
+        Returns:
+            A list of `flows.Branches`, one for every auxiliary reflection; empty for the other mixings.
+        """
+        return branches(self.flow, self._continuous(images), counted, seed)
+
+    def get_config(self) -> dict[str, Any]:
+        flow = self.flow.get_config()
+        return {
+            **super().get_config(),
+            "image_shape": self.image_shape,
+            "bits": self.bits,
+            **{key: flow[key] for key in ("levels", "steps", "hidden", "mixing", "squash", "seed")},
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "Glow":
+        return cls(**config)
+
+
+def _log_normal(z: Any) -> Any:
+    """log N(z; 0, I)."""
+    return -0.5 * keras.ops.sum(keras.ops.square(z), axis=-1) - 0.5 * z.shape[-1] * math.log(2 * math.pi)
+
+
+def _fixed_noise(shape: Any, dtype: Any) -> Any:
+    return tf.random.stateless_uniform(shape, EVALUATION_SEED, dtype=dtype, alg="philox")
+
+
+def _first_images(x: Any) -> Any:
+    """Some images of whatever `fit` was given, without using any up."""
+    if hasattr(x, "shape"):
+        return x[:INITIAL_IMAGES]
+    if isinstance(x, tf.data.Dataset):
+        batch = next(iter(x))
+    elif isinstance(x, keras.utils.PyDataset):
+        batch = x[0]
+    else:
+        raise ValueError(
+            "ActNorm starts from data, and reading ahead would use them up. Expected an array, a `tf.data.Dataset` or a "
+            f"`keras.utils.PyDataset`, or a call of `initialize(images)` before `fit`. Received: {type(x).__name__}"
+        )
+    return batch[0] if isinstance(batch, tuple | list) else batch

@@ -1,0 +1,68 @@
+"""Images in [0, 1] to the whole real line and back."""
+
+import math
+from typing import Any
+
+import keras
+
+from keras_auxref.initializers import PACKAGE
+from keras_auxref.layers._invertible import Invertible
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class Logit(Invertible, keras.layers.Layer):
+    """y = logit(p), p = ½ + s (x − ½), for every pixel: [0, 1] becomes [logit((1 − s)/2), logit((1 + s)/2)].
+
+        log|dy/dx| = log s − log p − log(1 − p)
+
+    Args:
+        squash: Number s in (0, 1) that keeps p away from 0 and 1, where the logit is infinite.
+        **kwargs: Arguments of `keras.layers.Layer`.
+    """
+
+    def __init__(self, squash: float = 0.9, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if not 0 < squash < 1:
+            raise ValueError(f"`squash` must lie strictly between 0 and 1. Received: {squash}")
+        self.squash = float(squash)
+
+    def call(self, inputs: Any) -> Any:
+        return self._forward(inputs)[0]
+
+    def inverse(self, y: Any) -> Any:
+        """x = ½ + (sigmoid(y) − ½)/s, beyond [0, 1] by at most (1/s − 1)/2."""
+        y = keras.ops.convert_to_tensor(y, dtype=self.compute_dtype)
+        return 0.5 + (keras.ops.sigmoid(y) - 0.5) / self.squash
+
+    def log_det_jacobian(self, x: Any) -> Any:
+        """Σ log|dy/dx| over the last axis of x."""
+        return self._forward(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype))[1]
+
+    def forward_and_log_det(self, x: Any) -> tuple[Any, Any]:
+        return self._forward(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype))
+
+    def _forward(self, x: Any) -> tuple[Any, Any]:
+        # 1 − p by its own formula: subtracting p from 1 would lose digits near 1.
+        log_p = keras.ops.log(0.5 + self.squash * (x - 0.5))
+        log_q = keras.ops.log(0.5 - self.squash * (x - 0.5))
+        return log_p - log_q, keras.ops.sum(math.log(self.squash) - log_p - log_q, axis=-1)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "squash": self.squash}
+
+
+def dequantise(images: Any, noise: Any, bits: int, dtype: Any) -> Any:
+    """(k + noise)/2ᵇ for the whole values k = 0 … 2ᵇ − 1 of images given as integers k or as numbers k/(2ᵇ − 1) in [0, 1].
+
+    With noise uniform in [0, 1) the density of the result bounds the probability of the image from below (uniform
+    dequantisation): log P(k) ≥ E log p((k + noise)/2ᵇ) − D b log 2 for D pixels.
+    """
+    peak = 2**bits - 1
+    if keras.backend.is_int_dtype(images.dtype):
+        whole = keras.ops.cast(images, dtype)
+    else:
+        whole = keras.ops.round(keras.ops.cast(images, dtype) * peak)
+    return (keras.ops.clip(whole, 0, peak) + noise) / (peak + 1)

@@ -1,0 +1,90 @@
+"""Activation normalisation: one affine map per channel, started from data."""
+
+from typing import Any
+
+import keras
+
+from keras_auxref.initializers import PACKAGE
+from keras_auxref.layers._checks import last_axis, require_floating
+from keras_auxref.layers._invertible import Invertible
+from keras_auxref.ops._affine import affine, affine_inverse, channel_log_det, standardization
+from keras_auxref.ops._checks import check_finite
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class ActNorm(Invertible, keras.layers.Layer):
+    """Activation normalisation of every channel on the last axis.
+
+        y = (x + shift)·exp(log_scale)        log|det ∂y/∂x| = Σ log_scale
+
+    The layer starts as the identity. `initialize(x)` sets shift and log_scale so that every channel of y has mean 0 and
+    variance 1 on that one batch; from there on they are ordinary weights. `call` never looks at statistics, so that training
+    and inference are one map. The weight `initialized` is 1 after `initialize`, and travels with the file.
+
+    Args:
+        **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`, …
+
+    Call arguments:
+        inputs: Tensor of shape `(batch, ..., d)`.
+
+    Output: A tensor of the same shape.
+
+    Example:
+    >>> import numpy as np
+    >>> layer, x = ActNorm(), np.array([[1.0, 10.0], [3.0, 30.0]], "float32")
+    >>> layer.initialize(x)
+    >>> print(np.round(layer(x), 4))
+    [[-1. -1.]
+     [ 1.  1.]]
+
+    Reference: Kingma & Dhariwal, "Glow: Generative Flow with Invertible 1×1 Convolutions", NeurIPS 2018.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        require_floating(self, self.compute_dtype)
+        self.supports_masking = True
+
+    def build(self, input_shape: Any) -> None:
+        d = last_axis(self, input_shape)
+        self.shift = self.add_weight(name="shift", shape=(d,), initializer="zeros", autocast=False)
+        self.log_scale = self.add_weight(name="log_scale", shape=(d,), initializer="zeros", autocast=False)
+        self.initialized = self.add_weight(
+            name="initialized", shape=(), initializer="zeros", dtype="int32", trainable=False, autocast=False
+        )
+        self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: d})
+
+    def initialize(self, x: Any) -> None:
+        """Sets shift and log_scale from data, and the flag `initialized`.
+
+        Args:
+            x: Tensor of shape `(batch, ..., d)`. A channel that is constant there keeps the scale 1.
+        """
+        x = keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)
+        check_finite(x, "x")
+        if not self.built:
+            self.build((None, *x.shape[1:]))
+        shift, log_scale = standardization(x)
+        self.shift.assign(shift)
+        self.log_scale.assign(log_scale)
+        self.initialized.assign(1)
+
+    def call(self, inputs: Any) -> Any:
+        require_floating(self, inputs.dtype)
+        return affine(inputs, *self._weights_as(inputs.dtype))
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+    def inverse(self, y: Any) -> Any:
+        """x = y·exp(−log_scale) − shift."""
+        y = self._tensor(y, "inverse")
+        return affine_inverse(y, *self._weights_as(y.dtype))
+
+    def log_det_jacobian(self, x: Any) -> Any:
+        """Σ log_scale for every vector on the last axis of x, shape `(batch, ...)`."""
+        x = self._tensor(x, "log_det_jacobian")
+        return channel_log_det(x, self._weights_as(x.dtype)[1])
+
+    def _weights_as(self, dtype: Any) -> tuple[Any, Any]:
+        return keras.ops.cast(self.shift, dtype), keras.ops.cast(self.log_scale, dtype)

@@ -1,0 +1,82 @@
+"""A square matrix as an invertible Keras layer: Glow's 1×1 convolution."""
+
+from typing import Any
+
+import keras
+
+from keras_auxref.initializers import PACKAGE, outside_graphs
+from keras_auxref.layers._checks import last_axis, require_floating
+from keras_auxref.layers._invertible import Invertible
+from keras_auxref.ops._log_abs_det import log_abs_det, solve_rows
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class InvertibleDense(Invertible, keras.layers.Layer):
+    """A square matrix on the last axis: y = W x, log|det ∂y/∂x| = log|det W|.
+
+    On images this is the invertible 1×1 convolution. Nothing keeps W invertible during training: −∞ as log-determinant says
+    that it is not. With `trainable=False` and the default start it is a fixed rotation, the simplest mixing of channels.
+
+    Args:
+        kernel_initializer: Keras initializer for W.
+        kernel_regularizer: Keras regularizer for W.
+        **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`, …
+
+    Call arguments:
+        inputs: Tensor of shape `(batch, ..., d)`.
+
+    Output: A tensor of the same shape.
+
+    Example:
+    >>> import numpy as np
+    >>> layer, x = InvertibleDense(), np.ones((2, 8), "float32")
+    >>> np.allclose(layer.inverse(layer(x)), x, atol=1e-6)
+    True
+
+    Reference: Kingma & Dhariwal, "Glow: Generative Flow with Invertible 1×1 Convolutions", NeurIPS 2018.
+    """
+
+    def __init__(self, kernel_initializer: Any = "orthogonal", kernel_regularizer: Any = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        require_floating(self, self.compute_dtype)
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.supports_masking = True
+
+    def build(self, input_shape: Any) -> None:
+        d = last_axis(self, input_shape)
+        with outside_graphs():  # a model may be built while its training step is traced
+            value = self.kernel_initializer((d, d), dtype=self.variable_dtype)
+        # Without autocast the determinant and the inverse are computed from the weight itself, also in mixed precision.
+        self.kernel = self.add_weight(
+            name="kernel",
+            shape=(d, d),
+            initializer=lambda shape, dtype=None: keras.ops.cast(value, dtype),
+            regularizer=self.kernel_regularizer,
+            autocast=False,
+        )
+        self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: d})
+
+    def call(self, inputs: Any) -> Any:
+        require_floating(self, inputs.dtype)
+        return keras.ops.matmul(inputs, keras.ops.transpose(keras.ops.cast(self.kernel, inputs.dtype)))
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+    def inverse(self, y: Any) -> Any:
+        """x = W⁻¹y, by a solve in float64."""
+        y = self._tensor(y, "inverse")
+        return solve_rows(self.kernel, y)
+
+    def log_det_jacobian(self, x: Any) -> Any:
+        """log|det W| for every vector on the last axis of x, shape `(batch, ...)`; −∞ for a singular W."""
+        x = self._tensor(x, "log_det_jacobian")
+        return keras.ops.zeros_like(x[..., 0]) + keras.ops.cast(log_abs_det(self.kernel), x.dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
+        }

@@ -1,0 +1,233 @@
+"""One step of a recurrent network whose transition preserves norms."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_auxref import ops
+from keras_auxref.initializers import PACKAGE, Cayley, Henaff, ReflectionOf
+from keras_auxref.layers._checks import last_axis, require_floating
+from keras_auxref.layers.aux_reflection import AuxReflection
+from keras_auxref.layers.modrelu import ModReLU
+from keras_auxref.layers.orthogonal_dense import _ORTHOGONAL, OrthogonalDense
+from keras_auxref.ops._rows import map_rows
+
+_TRANSITIONS = ("aux", "cayley", "exp", "householder")
+_STARTS = {"cayley": Cayley, "henaff": Henaff}
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class OrthogonalRNNCell(keras.layers.SimpleRNNCell):
+    """One step of a recurrent network whose transition preserves norms: h' = activation(T(h) + V x + b).
+
+        aux:           T(h) = H(Wh) h, the auxiliary reflection
+        householder:   T(h) = U h, U = H(v₁) … H(v_k)
+        cayley, exp:   T(h) = U h, U by the Cayley map or the matrix exponential (see `OrthogonalDense`)
+
+    Neither the state nor, as long as T is orthogonal, its gradient grows or shrinks on its way through the transition. The
+    auxiliary reflection represents every orthogonal U (W = I − U) and starts as one.
+
+    Args:
+        units: Positive integer, the size n of the state.
+        transition: `"aux"`, `"householder"`, `"cayley"` or `"exp"`.
+        reflections: The number k of Householder reflections; by default n. Only for `"householder"`.
+        activation: `"modrelu"` (with a trained bias, see `ModReLU`), a Keras activation, or a layer.
+        use_bias: Whether to add b.
+        kernel_initializer: Keras initializer for V.
+        recurrent_initializer: The orthogonal matrix that T starts as: `"cayley"` (expRNN, the default), `"henaff"`, another
+            initializer of orthogonal matrices, or an array; aux starts there by W = I − U, Householder by QR. Any other
+            initializer makes the weights themselves. Fewer than n reflections cannot start there: their default is that of
+            `OrthogonalDense`.
+        bias_initializer: Keras initializer for b.
+        train_initial_state: Whether the first state is trained, from U(−√(3/2n), √(3/2n)) on as in Arjovsky et al., or zero.
+        kernel_regularizer, recurrent_regularizer, bias_regularizer: Keras regularizers for V, for the weights of T and for b.
+        kernel_constraint, bias_constraint: Keras constraints for V and b. T needs none.
+        dropout, recurrent_dropout: The fraction of the inputs and of the state to drop, one mask per sequence.
+        seed: Seed of the dropout.
+        **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`, …
+
+    Call arguments:
+        inputs: Tensor of shape `(batch, features)`.
+        states: The state, of shape `(batch, units)`, or a list of it.
+        training: Whether to apply dropout.
+
+    Reference: Arjovsky, Shah & Bengio, "Unitary Evolution Recurrent Neural Networks", ICML 2016; Lezcano-Casado &
+    Martínez-Rubio, "Cheap Orthogonal Constraints in Neural Networks", ICML 2019; Mathiasen & Hvilshøj, "One Reflection Suffice",
+    2020.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        transition: str = "aux",
+        reflections: int | None = None,
+        activation: Any = "modrelu",
+        use_bias: bool = True,
+        kernel_initializer: Any = "glorot_uniform",
+        recurrent_initializer: Any = None,
+        bias_initializer: Any = "zeros",
+        train_initial_state: bool = True,
+        kernel_regularizer: Any = None,
+        recurrent_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        bias_constraint: Any = None,
+        dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        _check(units, transition, reflections)
+        # From Keras' cell come dropout, one mask per sequence, and the configuration.
+        super().__init__(
+            int(units),
+            activation=None,
+            use_bias=use_bias,
+            kernel_initializer=kernel_initializer,
+            bias_initializer=bias_initializer,
+            kernel_regularizer=kernel_regularizer,
+            recurrent_regularizer=recurrent_regularizer,
+            bias_regularizer=bias_regularizer,
+            kernel_constraint=kernel_constraint,
+            bias_constraint=bias_constraint,
+            dropout=dropout,
+            recurrent_dropout=recurrent_dropout,
+            seed=seed,
+            **kwargs,
+        )
+        require_floating(self, self.compute_dtype)
+        self.transition, self.reflections = transition, reflections
+        self.train_initial_state = bool(train_initial_state)
+        self._activation_name = activation if activation == "modrelu" else None
+        if self._activation_name:
+            activation = ModReLU(dtype=self.dtype_policy, name="modrelu")
+        self.activation = keras.activations.get(activation)
+        self.recurrent_initializer = self._start(recurrent_initializer)
+        self.transition_map = self._make_transition()
+        self._hoisted: Any = None
+
+    def _start(self, start: Any) -> Any:
+        if start is None:
+            fewer = self.reflections is not None and self.reflections < self.units
+            return None if fewer else Cayley()
+        if isinstance(start, str) and start in _STARTS:
+            return _STARTS[start]()
+        if isinstance(start, np.ndarray) or keras.ops.is_tensor(start):
+            return ReflectionOf(start)
+        return keras.initializers.get(start)
+
+    def _make_transition(self) -> Any:
+        start = self.recurrent_initializer
+        arguments = {"kernel_regularizer": self.recurrent_regularizer, "dtype": self.dtype_policy, "name": "transition"}
+        if self.transition == "aux":
+            return AuxReflection(kernel_initializer=ReflectionOf(start) if isinstance(start, _ORTHOGONAL) else start, **arguments)
+        return OrthogonalDense(self.transition, self.reflections, kernel_initializer=start, **arguments)
+
+    def build(self, input_shape: Any) -> None:
+        d = last_axis(self, input_shape)
+        self.kernel = self.add_weight(
+            name="kernel",
+            shape=(d, self.units),
+            initializer=self.kernel_initializer,
+            regularizer=self.kernel_regularizer,
+            constraint=self.kernel_constraint,
+        )
+        self.bias = None
+        if self.use_bias:
+            self.bias = self.add_weight(
+                name="bias",
+                shape=(self.units,),
+                initializer=self.bias_initializer,
+                regularizer=self.bias_regularizer,
+                constraint=self.bias_constraint,
+            )
+        self.initial_state = None
+        if self.train_initial_state:
+            limit = math.sqrt(1.5 / self.units)
+            uniform = keras.initializers.RandomUniform(-limit, limit)
+            self.initial_state = self.add_weight(name="initial_state", shape=(self.units,), initializer=uniform)
+        self.transition_map.build((None, self.units))
+        if isinstance(self.activation, keras.layers.Layer) and not self.activation.built:
+            self.activation.build((None, self.units))
+
+    def call(self, inputs: Any, states: Any, training: bool = False) -> Any:
+        h = states[0] if isinstance(states, list | tuple) else states
+        if self._hoisted is None:
+            kernel, x = self.transition_kernel(), self.project(self.drop(inputs, training))
+        else:
+            kernel, x = self._hoisted, inputs
+        mask = self.get_recurrent_dropout_mask(h)
+        if training and mask is not None:
+            h = h * mask
+        output = self.activation(self._move(h, kernel) + x)
+        return output, [output] if isinstance(states, list | tuple) else output
+
+    def _move(self, h: Any, kernel: Any) -> Any:
+        if self.transition == "aux":
+            return ops.reflect(h, kernel)
+        return keras.ops.matmul(h, keras.ops.transpose(kernel))
+
+    def transition_kernel(self) -> Any:
+        """W of an auxiliary reflection or the orthogonal matrix U, of shape (n, n)."""
+        kernel = self.transition_map.kernel if self.transition == "aux" else self.transition_map.matrix
+        return keras.ops.cast(kernel, self.compute_dtype)
+
+    def drop(self, inputs: Any, training: bool) -> Any:
+        """The inputs of one step or, of shape `(batch, time, features)`, of all, with dropout while training."""
+        if not (training and self.dropout):
+            return inputs
+        is_step = len(inputs.shape) == 2
+        mask = self.get_dropout_mask(inputs if is_step else inputs[:, 0])
+        return inputs * (mask if is_step else mask[:, None])
+
+    def project(self, inputs: Any) -> Any:
+        """V x + b on the last axis of inputs of any rank."""
+        projected = map_rows(lambda rows: keras.ops.matmul(rows, self.kernel), inputs)
+        return projected if self.bias is None else projected + self.bias
+
+    @contextmanager
+    def hoisted(self, kernel: Any) -> Iterator[None]:
+        """While a sequence is read: the kernel of the transition is given, and the inputs are projected already."""
+        self._hoisted = kernel
+        try:
+            yield
+        finally:
+            self._hoisted = None
+
+    def get_initial_state(self, batch_size: Any = None) -> list[Any]:
+        if self.initial_state is None:
+            return [keras.ops.zeros((batch_size, self.units), dtype=self.compute_dtype)]
+        state = keras.ops.cast(self.initial_state, self.compute_dtype)
+        return [keras.ops.broadcast_to(state, (batch_size, self.units))]
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        del config["recurrent_constraint"]
+        if isinstance(self.activation, keras.layers.Layer):
+            config["activation"] = self._activation_name or keras.saving.serialize_keras_object(self.activation)
+        return {
+            **config,
+            "transition": self.transition,
+            "reflections": self.reflections,
+            "train_initial_state": self.train_initial_state,
+        }
+
+
+def _check(units: Any, transition: str, reflections: int | None) -> None:
+    if not isinstance(units, int | np.integer) or units < 1:
+        raise ValueError(f"`units` must be a positive integer. Received: {units!r}")
+    if transition not in _TRANSITIONS:
+        raise ValueError(f"Unknown transition. Expected one of {list(_TRANSITIONS)}. Received: {transition!r}")
+    if reflections is not None and transition != "householder":
+        raise ValueError(
+            '`reflections` counts Householder reflections. Expected transition="householder". Received: '
+            f"transition={transition!r}, reflections={reflections}"
+        )
+    if reflections is not None and reflections > units:
+        raise ValueError(
+            f"More reflections than dimensions add nothing. Expected 1 ≤ reflections ≤ {units}. Received: {reflections}"
+        )

@@ -1,0 +1,67 @@
+"""Space to depth as an invertible Keras layer."""
+
+from typing import Any
+
+import keras
+
+from keras_auxref.initializers import PACKAGE
+from keras_auxref.layers._invertible import Invertible
+from keras_auxref.ops._squeeze import checked_factor, squeeze, squeezed_shape, unsqueeze, unsqueezed_shape
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class Squeeze(Invertible, keras.layers.Layer):
+    """Every f×f patch of pixels becomes one pixel with f² times the channels: (H, W, C) → (H/f, W/f, f²C).
+
+    A permutation of the entries of an image, log|det ∂y/∂x| = 0, in the order of `tf.nn.space_to_depth`.
+
+    Args:
+        factor: The positive integer f, a divisor of height and width.
+        **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, …
+
+    Call arguments:
+        inputs: Tensor of shape `(batch, height, width, channels)`.
+
+    Output: A tensor of shape `(batch, height / f, width / f, f² · channels)`.
+
+    Example:
+    >>> import numpy as np
+    >>> Squeeze()(np.zeros((1, 4, 6, 3), "float32")).shape
+    TensorShape([1, 2, 3, 12])
+
+    Reference: Dinh, Sohl-Dickstein & Bengio, "Density Estimation using Real NVP", ICLR 2017.
+    """
+
+    event_ndims = 3
+
+    def __init__(self, factor: int = 2, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.factor = checked_factor(factor, type(self).__name__)
+        self.input_spec = keras.layers.InputSpec(ndim=4)
+
+    def build(self, input_shape: Any) -> None:
+        self.compute_output_shape(input_shape)
+
+    def call(self, inputs: Any) -> Any:
+        self.compute_output_shape(inputs.shape)
+        return squeeze(inputs, self.factor)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return squeezed_shape(input_shape, self.factor, type(self).__name__)
+
+    def inverse_output_shape(self, output_shape: Any) -> Any:
+        return unsqueezed_shape(output_shape, self.factor, type(self).__name__)
+
+    def inverse(self, y: Any) -> Any:
+        """The image whose patches are the pixels of y."""
+        y = keras.ops.convert_to_tensor(y, dtype=self.compute_dtype)
+        self.inverse_output_shape(y.shape)
+        return unsqueeze(y, self.factor)
+
+    def log_det_jacobian(self, x: Any) -> Any:
+        """0 for every image, shape `(batch,)`."""
+        x = keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)
+        return keras.ops.zeros_like(x[..., 0, 0, 0])
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "factor": self.factor}

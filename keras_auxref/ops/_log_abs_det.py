@@ -1,0 +1,74 @@
+"""log|det W| and W⁻¹y of one square matrix: what a flow needs of a plain linear map."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_auxref.ops._checks import as_tensor
+from keras_auxref.ops._rows import map_rows
+
+
+def log_abs_det(w: Any) -> Any:
+    """log|det W| = Σ log|R_ii| of W = QR, with the gradient W⁻ᵀ.
+
+    QR has an XLA kernel where LU and `slogdet` have none. On TensorFlow it is computed in float64, −∞ where a column of W
+    lies in the span of the columns before it to the rounding of float64 (there the gradient does not exist, and is NaN), and
+    the gradient is one inverse; other backends use their own `slogdet`.
+
+    Args:
+        w: Tensor of shape `(d, d)`.
+
+    Returns:
+        A scalar tensor of the dtype of `w`.
+    """
+    w = as_tensor(w, "w")
+    dtype = w.dtype
+    w = ops.cast(w, _wide(w))
+    if keras.backend.backend() != "tensorflow":
+        return ops.cast(ops.slogdet(w)[1], dtype)
+    return ops.cast(_closed_form(w), dtype)
+
+
+def solve_rows(w: Any, y: Any) -> Any:
+    """x with W x = y for every vector on the last axis of y, in float64 on TensorFlow whatever the dtype.
+
+    Args:
+        w: Tensor of shape `(d, d)`.
+        y: Tensor of shape `(..., d)`.
+    """
+    w, y = as_tensor(w, "w"), as_tensor(y, "y")
+    wide = _wide(w)
+    w, rows = ops.cast(w, wide), ops.cast(y, wide)
+    x = map_rows(lambda rows: ops.transpose(ops.solve(w, ops.transpose(rows))), rows)
+    return ops.cast(x, y.dtype)
+
+
+def _wide(w: Any) -> str:
+    if keras.backend.backend() == "tensorflow":
+        return "float64"
+    dtype = keras.backend.standardize_dtype(w.dtype)
+    return dtype if dtype == "float64" else "float32"
+
+
+def _closed_form(w: Any) -> Any:
+    import tensorflow as tf
+
+    d = w.shape[0]
+
+    @tf.custom_gradient
+    def value(w: tf.Tensor) -> Any:
+        diagonal = tf.abs(tf.linalg.diag_part(tf.linalg.qr(w).r))
+        # Householder QR is exact up to a few ε times the length of each column: below that R_ii is noise and not a number.
+        noise = 4 * d * 2.0**-52 * tf.norm(w, axis=0)
+        diagonal = tf.where(diagonal <= noise, tf.zeros_like(diagonal), diagonal)
+        regular = tf.reduce_all(diagonal > 0)
+
+        def gradient(g: tf.Tensor) -> tf.Tensor:
+            # `inv` raises on a singular matrix, also in the branch that is not taken.
+            inverse = tf.linalg.inv(tf.where(regular, w, tf.eye(d, dtype=w.dtype)))
+            return g * tf.where(regular, tf.transpose(inverse), tf.constant(float("nan"), w.dtype))
+
+        return tf.reduce_sum(tf.math.log(diagonal)), gradient
+
+    return value(w)

@@ -1,0 +1,79 @@
+"""The registry of bijectors: a new one is tested by adding one line to CASES."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_auxref import bijectors, layers
+from tests.support import certified
+
+
+class Case(NamedTuple):
+    """A constructor from a random generator and a dtype, and the shape of an event."""
+
+    name: str
+    make: Callable[[np.random.Generator, str], Any]
+    event: tuple[int, ...]
+
+
+def variable(rng: np.random.Generator, dtype: str, *shape: int) -> tf.Variable:
+    return tf.Variable(rng.normal(size=shape), dtype=dtype)
+
+
+def _aux(rng: np.random.Generator, dtype: str) -> Any:
+    return bijectors.AuxReflection(tf.Variable(certified(4, 1.4, 1.0, rng), dtype=dtype))
+
+
+def _relaxed_cayley(rng: np.random.Generator, dtype: str) -> Any:
+    weights = {"symmetric": variable(rng, dtype, 4, 4), "skew": variable(rng, dtype, 4, 4)}
+    return bijectors.AuxReflection(weights, kernel="relaxed_cayley")
+
+
+def _act_norm(rng: np.random.Generator, dtype: str) -> Any:
+    return bijectors.ActNorm(variable(rng, dtype, 3), variable(rng, dtype, 3))
+
+
+def _dense_coupling(rng: np.random.Generator, dtype: str) -> Any:
+    network = keras.layers.Dense(6, activation="tanh", dtype=dtype)
+    network.build((None, 2))
+    return bijectors.AffineCoupling(network)
+
+
+def _image_coupling(rng: np.random.Generator, dtype: str) -> Any:
+    inputs = keras.Input((3, 2, 1), dtype=dtype)
+    return bijectors.AffineCoupling(keras.Model(inputs, keras.layers.Conv2D(4, 3, padding="same", dtype=dtype)(inputs)))
+
+
+def _view(layer: type, shape: tuple[int, ...], *args: Any) -> Callable[[np.random.Generator, str], Any]:
+    def make(rng: np.random.Generator, dtype: str) -> Any:
+        instance = layer(*args, dtype=dtype)
+        instance.build((None, *shape))
+        for weight in instance.trainable_weights:
+            weight.assign_add(0.1 * rng.normal(size=weight.shape))
+        return instance.bijector()
+
+    return make
+
+
+CASES = [
+    Case("aux", _aux, (4,)),
+    Case("aux_spectral", lambda rng, dtype: bijectors.AuxReflection(variable(rng, dtype, 4, 4), "spectral"), (4,)),
+    Case("aux_relaxed_cayley", _relaxed_cayley, (4,)),
+    Case("householder", lambda rng, dtype: bijectors.Householder(variable(rng, dtype, 5, 3)), (5,)),
+    Case("act_norm", _act_norm, (3,)),
+    Case("squeeze", lambda rng, dtype: bijectors.Squeeze(), (2, 4, 1)),
+    Case("squeeze_3", lambda rng, dtype: bijectors.Squeeze(3), (3, 3, 2)),
+    Case("coupling", _dense_coupling, (5,)),
+    Case("coupling_image", _image_coupling, (3, 2, 3)),
+    Case("view_aux", _view(layers.AuxReflection, (4,), "relaxed_cayley"), (4,)),
+    Case("view_orthogonal", _view(layers.OrthogonalDense, (4,), "cayley"), (4,)),
+    Case("view_act_norm", _view(layers.ActNorm, (3,)), (3,)),
+    Case("view_dense", _view(layers.InvertibleDense, (4,)), (4,)),
+    Case("view_coupling", _view(layers.AffineCoupling, (3,)), (3,)),
+    Case("view_coupling_image", _view(layers.AffineCoupling, (2, 3, 2)), (2, 3, 2)),
+    Case("view_squeeze", _view(layers.Squeeze, (2, 2, 3)), (2, 2, 3)),
+]
+TRAINABLE = [case for case in CASES if "squeeze" not in case.name]

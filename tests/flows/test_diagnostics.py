@@ -1,0 +1,64 @@
+"""What is proven, and what is measured."""
+
+import numpy as np
+import pytest
+
+from keras_auxref import Glow, ops
+from tests.flows.support import disturb, images
+
+SHAPE = (4, 4, 3)
+
+
+def small(mixing, **kwargs):
+    return Glow(SHAPE, levels=1, steps=2, hidden=4, mixing=mixing, seed=1, **kwargs)
+
+
+@pytest.mark.parametrize("mixing", ["aux_spectral", "aux_relaxed_cayley", "householder", "conv", "fixed"])
+def test_mixings_with_a_promise_keep_it_away_from_the_start(mixing):
+    certificates = disturb(small(mixing), size=1.0).certificates()
+    assert len(certificates) == (4 if mixing == "aux_spectral" else 2)
+    assert all(certificate.invertible for certificate in certificates.values()), certificates
+
+
+def test_free_auxiliary_reflections_start_proven_and_lose_it():
+    model = small("aux")
+    assert all(certificate.invertible for certificate in model.certificates().values())
+    assert not any(certificate.invertible for certificate in disturb(model, size=1.0).certificates().values())
+
+
+def test_a_singular_convolution_is_not_called_invertible():
+    model = small("conv")
+    layer = model.flow.mixing_layers()[0]
+    layer.kernel.assign(np.ones((12, 12)))
+    assert not model.certificates()[layer.name].invertible
+    layer.kernel.assign(np.full((12, 12), np.nan))
+    assert not model.certificates()[layer.name].invertible
+
+
+def test_branches_of_certified_layers_are_one_to_one():
+    found = disturb(small("aux_relaxed_cayley"), size=0.3).branches(images(3, SHAPE), counted=5)
+    assert [b.layer for b in found] == ["level_1_step_1_mixing", "level_1_step_2_mixing"]
+    for branch in found:
+        assert branch.invertible and branch.preimages == 1 and branch.most_preimages == 1
+        assert branch.returned == 1 and branch.vectors == 3 * 4 and branch.counted == 5
+
+
+def test_branches_count_what_the_pencil_counts_and_see_what_is_not_returned():
+    model = small("aux", dtype="float64")
+    layer = model.flow.mixing_layers()[0]
+    w = np.random.default_rng(0).normal(size=(12, 12))
+    layer.kernel.assign(w)
+    x = images(8, SHAPE)
+    inputs = []
+    model.flow.walk_mixings((x + 0.5) / 256, lambda visited, x: inputs.append(np.asarray(x).reshape(-1, 12)))
+    counts = [len(ops.preimages(y, w)) for y in np.asarray(ops.reflect(inputs[0], w))]
+    branch = model.branches(x, counted=len(counts))[0]
+    assert not branch.invertible and branch.counted == len(counts)
+    assert branch.preimages == pytest.approx(np.mean(counts)) and branch.most_preimages == max(counts) > 1
+    back = np.asarray(layer.inverse(ops.reflect(inputs[0], w)))
+    returned = np.linalg.norm(back - inputs[0], axis=-1) < 1e-3 * np.linalg.norm(inputs[0], axis=-1)
+    assert branch.returned == pytest.approx(returned.mean()) and branch.returned < 1
+
+
+def test_linear_mixings_have_no_branches():
+    assert small("conv").branches(images(1, SHAPE)) == []

@@ -1,0 +1,231 @@
+"""The flow as a Keras model and as a TFP distribution."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_auxref import Glow, kernels
+from keras_auxref.flows import MIXINGS
+from tests.flows.support import disturb, images
+
+SHAPE = (4, 4, 3)
+LEVELS_OF_GREY = 256
+
+
+def small(mixing="aux", shape=SHAPE, **kwargs):
+    return Glow(shape, **{"levels": 2, "steps": 1, "hidden": 4, "mixing": mixing, "seed": 1, **kwargs})
+
+
+def gradients(count, shape=(8, 8, 3), seed=0):
+    """Images with something to learn: a smooth ramp in a random direction."""
+    generator = np.random.default_rng(seed)
+    slope, base = generator.normal(size=(count, 2, 1, 1, 1)), generator.uniform(60, 190, size=(count, 1, 1, 3))
+    row, column = np.mgrid[: shape[0], : shape[1]]
+    ramp = slope[:, 0] * row[None, ..., None] + slope[:, 1] * column[None, ..., None]
+    return np.clip(base + 6 * ramp, 0, 255).astype("uint8")
+
+
+@pytest.mark.parametrize("dtype,tolerance", [("float32", 1e-4), ("float64", 1e-9)])
+@pytest.mark.parametrize("mixing", ["aux", "aux_relaxed_cayley"])
+def test_log_prob_is_that_of_a_brute_force_jacobian(mixing, dtype, tolerance):
+    model = disturb(small(mixing, dtype=dtype))
+    x = tf.constant(np.random.default_rng(0).uniform(size=(2, *SHAPE)), dtype)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        z, log_det = model.encode(x)
+    jacobian = tape.batch_jacobian(z, x).numpy().reshape(2, 48, 48).astype("float64")
+    brute = -0.5 * np.square(z).sum(-1) - 24 * np.log(2 * np.pi) + np.linalg.slogdet(jacobian)[1]
+    np.testing.assert_allclose(model.log_prob(x), brute, rtol=tolerance)
+    np.testing.assert_allclose(log_det, np.linalg.slogdet(jacobian)[1], rtol=tolerance)
+    np.testing.assert_allclose(model.decode(tf.identity(z)), x, atol=tolerance)
+
+
+def test_density_of_a_certified_flow_integrates_to_one():
+    # Two pixels of one channel have 4 entries: importance sampling with a uniform proposal over images settles it.
+    model = disturb(small("aux_relaxed_cayley", (2, 2, 1), levels=1, dtype="float64"), size=0.2)
+    low, high = 0.5 - 0.5 / 0.9, 0.5 + 0.5 / 0.9
+    x = np.random.default_rng(0).uniform(low, high, size=(200_000, 2, 2, 1))
+    density = np.exp(model.log_prob(x).numpy()) * (high - low) ** 4
+    assert density.mean() == pytest.approx(1, abs=5 * density.std() / len(x) ** 0.5)
+    assert density.std() / len(x) ** 0.5 < 0.05
+
+
+@pytest.mark.parametrize("mixing", [pytest.param(m, marks=[] if m == "aux" else pytest.mark.slow) for m in MIXINGS])
+def test_fit_learns_and_still_inverts(mixing):
+    keras.utils.set_random_seed(0)
+    model, x = small(mixing, (8, 8, 3), hidden=16), gradients(256)
+    model.compile(optimizer=Glow.optimizer(5e-3, warmup_steps=5))
+    history = model.fit(x, batch_size=64, epochs=8, verbose=0).history["bits_per_dim"]
+    assert history[-1] < history[0] - 0.5
+    z, _ = model.encode(x[:16])
+    np.testing.assert_allclose(model.decode(tf.identity(z)), (x[:16] + 0.5) / LEVELS_OF_GREY, atol=1e-4)
+
+
+def test_fit_compiles_initialises_and_reports():
+    model = small()
+    assert not model.flow.initialized
+    history = model.fit(images(8, SHAPE), verbose=0).history
+    assert model.flow.initialized and model.compiled
+    assert history["loss"] == pytest.approx(history["bits_per_dim"])
+    assert model.optimizer.global_clipnorm > 0 and float(model.optimizer.learning_rate) < 1e-3  # still warming up
+
+
+@pytest.mark.parametrize("source", ["array", "dataset", "pairs", "sequence"])
+def test_fit_takes_what_keras_takes(source):
+    class Sequence(keras.utils.PyDataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return (images(4, SHAPE, seed=index),)
+
+    dataset = tf.data.Dataset.from_tensor_slices(images(8, SHAPE)).batch(4)
+    data = {"array": images(8, SHAPE), "dataset": dataset, "pairs": dataset.map(lambda x: (x, x)), "sequence": Sequence()}
+    model = small("fixed")
+    assert np.isfinite(model.fit(data[source], verbose=0).history["loss"]).all()
+    assert model.flow.initialized
+
+
+def test_a_generator_needs_initialize_first():
+    model, x = small("fixed"), images(8, SHAPE)
+    with pytest.raises(ValueError, match="initialize"):
+        model.fit(((x,) for _ in range(2)), verbose=0)
+    model.initialize(x)
+    model.fit(((x,) for _ in range(2)), steps_per_epoch=2, verbose=0)
+
+
+def test_integers_and_fractions_have_the_same_bits():
+    model, x = disturb(small("conv")), images(4, SHAPE)
+    np.testing.assert_allclose(model.bits_per_dim(x), model.bits_per_dim(x.astype("float32") / 255), rtol=1e-6)
+
+
+def test_bits_per_dim_is_log_prob_of_dequantised_images():
+    model, x = disturb(small("conv", dtype="float64")), images(3, SHAPE)
+    noise = tf.random.stateless_uniform(x.shape, (0, 0), dtype="float64", alg="philox")
+    log_prob = model.log_prob((x + noise.numpy()) / 256).numpy()
+    np.testing.assert_allclose(model.bits_per_dim(x), 8 - log_prob / (48 * np.log(2)), rtol=1e-12)
+    np.testing.assert_allclose(model.predict(x, verbose=0), model.bits_per_dim(x), rtol=1e-12)
+
+
+def test_evaluate_repeats_and_training_noise_does_not():
+    model, x = small("conv"), images(8, SHAPE)
+    model.compile(optimizer="sgd")
+    assert model.evaluate(x, verbose=0) == model.evaluate(x, verbose=0)
+    assert np.abs(model(x, training=True) - model(x, training=True)).max() > 0
+
+
+def test_sample_weights_weigh():
+    model, x = small("conv"), images(4, SHAPE)
+    model.compile(optimizer="sgd")
+    bits = model.bits_per_dim(x).numpy()
+    weights = np.array([1.0, 0.0, 0.0, 3.0])
+    # Keras passes weights on only beside labels, whatever these are.
+    weighted = model.evaluate(x, np.zeros(4), sample_weight=weights, verbose=0, return_dict=True)
+    assert weighted["loss"] == pytest.approx((bits[0] + 3 * bits[3]) / 4, rel=1e-5)
+
+
+@pytest.mark.parametrize("mixing", ["aux", kernels.Spectral(0.8)])
+def test_saves_and_loads_with_the_state_of_training(mixing, tmp_path):
+    model, x = small(mixing), images(8, SHAPE)
+    model.fit(x, verbose=0)
+    model.save(tmp_path / "flow.keras")
+    again = keras.models.load_model(tmp_path / "flow.keras")
+    assert again.flow.initialized and int(again.optimizer.iterations) == 1
+    np.testing.assert_array_equal(again.bits_per_dim(x), model.bits_per_dim(x))
+    np.testing.assert_array_equal(again.sample(2, seed=3), model.sample(2, seed=3))
+    before = [np.asarray(layer.shift) for layer in again.flow.inverse_parts() if hasattr(layer, "shift")]
+    again.fit(x, verbose=0)  # goes on, and does not start ActNorm anew
+    after = [np.asarray(layer.shift) for layer in again.flow.inverse_parts() if hasattr(layer, "shift")]
+    assert max(np.abs(a - b).max() for a, b in zip(after, before, strict=True)) < 1e-3
+
+
+def test_an_interrupted_fit_resumes(tmp_path):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise KeyboardInterrupt
+
+    x, backup = images(8, SHAPE), lambda: keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    with pytest.raises(KeyboardInterrupt):
+        small("fixed").fit(x, epochs=3, verbose=0, callbacks=[backup(), Stop()])
+    model = small("fixed")
+    history = model.fit(x, epochs=3, verbose=0, callbacks=[backup()])
+    assert history.epoch == [2] and int(model.optimizer.iterations) == 3
+
+
+def test_samples_follow_seed_and_temperature():
+    model = disturb(small())
+    np.testing.assert_array_equal(model.sample(3, seed=5), model.sample(3, seed=5))
+    assert np.abs(model.sample(3, seed=5) - model.sample(3, seed=6)).max() > 0
+    assert np.abs(model.sample(3) - model.sample(3)).max() > 0
+    cold = model.sample(3, seed=5, temperature=0.0).numpy()
+    np.testing.assert_allclose(cold, np.repeat(cold[:1], 3, axis=0), atol=1e-6)
+    assert cold.shape == (3, *SHAPE) and cold.min() >= 0 and cold.max() <= 1
+    with pytest.raises(ValueError, match="temperature"):
+        model.sample(1, temperature=-1.0)
+
+
+def test_distribution_and_bijector_are_views():
+    import tensorflow_probability as tfp
+
+    model = disturb(small("aux_relaxed_cayley", dtype="float64"))
+    x = np.random.default_rng(0).uniform(size=(2, *SHAPE))
+    distribution = model.distribution()
+    assert distribution.event_shape == SHAPE
+    np.testing.assert_allclose(distribution.log_prob(x), model.log_prob(x), rtol=1e-10)
+    assert distribution.sample(3, seed=1).shape == (3, *SHAPE)
+    assert len(distribution.trainable_variables) == len(model.trainable_variables)
+    disturb(model, seed=9)
+    np.testing.assert_allclose(model.distribution().log_prob(x), model.log_prob(x), rtol=1e-10)
+    np.testing.assert_allclose(distribution.log_prob(x), model.log_prob(x), rtol=1e-10)
+    bijector = model.bijector()
+    np.testing.assert_allclose(bijector.inverse(tf.identity(bijector.forward(x))), x, atol=1e-9)
+    chain = tfp.bijectors.Chain([tfp.bijectors.Scale(tf.constant(2.0, tf.float64)), bijector])
+    np.testing.assert_allclose(chain.forward(x), 2 * model.encode(x)[0], rtol=1e-10)
+    with tf.GradientTape() as tape:
+        loss = -tf.reduce_mean(model.distribution().log_prob(x))
+    found = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+    assert all(g is not None for g in found)
+
+
+def test_xla_where_it_is_supported():
+    model = small("aux_spectral")
+    model.compile(optimizer=Glow.optimizer(), jit_compile=True)
+    assert np.isfinite(model.fit(images(8, SHAPE), batch_size=4, verbose=0).history["loss"]).all()
+    assert not small("aux").supports_jit
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        ({"image_shape": (8, 8)}, "image_shape"),
+        ({"image_shape": (6, 8, 3)}, "divisible by 4"),
+        ({"mixing": "lu"}, "mixing"),
+        ({"bits": 0}, "bits"),
+        ({"bits": 8.0}, "bits"),
+        ({"dtype": "float16"}, "float32 or float64"),
+        ({"dtype": "mixed_float16"}, "float32 or float64"),
+    ],
+)
+def test_bad_arguments_say_what_was_expected(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Glow(**{"image_shape": (8, 8, 3), "levels": 2, "steps": 1, **arguments})
+
+
+def test_wrong_shapes_are_refused():
+    model = small("fixed")
+    for call in (model.encode, model.log_prob, model.bits_per_dim, model.initialize):
+        with pytest.raises(ValueError, match=r"\(batch, 4, 4, 3\).*Received"):
+            call(images(2, (4, 4, 1)))
+    with pytest.raises(ValueError, match=r"\(batch, 48\).*Received"):
+        model.decode(np.zeros((2, 47), "float32"))
+
+
+def test_batch_of_one_and_black_and_white_images():
+    model = disturb(small("aux"))
+    for value in (0, 255):
+        x = np.full((1, *SHAPE), value, "uint8")
+        z, log_det = model.encode(x)
+        assert np.isfinite(z).all() and np.isfinite(log_det).all()
+        np.testing.assert_allclose(model.decode(tf.identity(z)), (x + 0.5) / 256, atol=1e-4)

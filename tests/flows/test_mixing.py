@@ -1,0 +1,61 @@
+"""The maps between channels."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_auxref import kernels
+from keras_auxref.flows.mixing import MIXINGS, build_mixing, check_mixing, supports_xla
+from keras_auxref.initializers import FixedPointFree
+
+
+@pytest.mark.parametrize("d", [1, 2, 5, 12])
+@pytest.mark.parametrize("mixing", [*MIXINGS, kernels.Spectral(0.9), kernels.RelaxedCayley(margin=0.1)])
+def test_every_mixing_starts_as_the_orthogonal_map_of_its_seed(mixing, d):
+    q = np.asarray(FixedPointFree(7)((d, d), dtype="float64"))
+    x = np.random.default_rng(d).normal(size=(6, 3, d))
+    y = x
+    for layer in build_mixing(mixing, 7, "mixing", "float64"):
+        y = layer(y)
+    # The paper's symmetric W = 3/2 I reflects every vector along itself.
+    sign = -1 if mixing == "aux_spectral" or isinstance(mixing, kernels.Spectral) else 1
+    # RelaxedCayley moves eigenvalues of Q that are within 0.02 radians of 1.
+    np.testing.assert_allclose(y, sign * x @ q.T, atol=1e-9)
+
+
+def test_only_what_should_train_is_trainable():
+    trainable = {}
+    for mixing in MIXINGS:
+        layers = build_mixing(mixing, 0, "mixing", "float32")
+        for layer in layers:
+            layer.build((None, 4))
+        trainable[mixing] = [sum(int(np.prod(v.shape)) for v in layer.trainable_variables) for layer in layers]
+    assert trainable == {
+        "aux": [16],
+        "aux_spectral": [0, 16],
+        "aux_relaxed_cayley": [32],
+        "householder": [16],
+        "conv": [16],
+        "fixed": [0],
+    }
+
+
+def test_names_are_checked():
+    with pytest.raises(ValueError, match="Expected one of .*'aux'.* Received: 'lu'"):
+        check_mixing("lu")
+    with pytest.raises(ValueError, match="Received"):
+        check_mixing(kernels.Free())
+    kernel = check_mixing(keras.saving.serialize_keras_object(kernels.Spectral(0.7)))
+    assert isinstance(kernel, kernels.Spectral) and kernel.bound == 0.7
+
+
+def test_xla_is_for_mixings_that_it_can_factor():
+    assert {mixing: supports_xla(mixing) for mixing in MIXINGS} == {
+        "aux": False,
+        "aux_spectral": True,
+        "aux_relaxed_cayley": False,
+        "householder": True,
+        "conv": True,
+        "fixed": True,
+    }
+    assert supports_xla(kernels.Spectral()) and not supports_xla(kernels.RelaxedCayley())
