@@ -141,7 +141,10 @@ class Glow(keras.Model):
     # ------------------------------------------------------------------------------------------------ what a flow does
 
     def encode(self, x: Any) -> tuple[Any, Any]:
-        """z = n(x) of shape `(batch, D)` and log|det ∂n/∂x| of shape `(batch,)`, for images in [0, 1] (or integers), as they are."""
+        """z = n(x) of shape `(batch, D)` and log|det ∂n/∂x| of shape `(batch,)`, for images in [0, 1] as they are.
+
+        Integers stand for the middle of their values, (k + ½)/2ᵇ.
+        """
         return self._encode(self._continuous(x))
 
     def decode(self, z: Any) -> Any:
@@ -164,8 +167,9 @@ class Glow(keras.Model):
             (D b log 2 − log p((k + noise)/2ᵇ)) / (D log 2)
 
         For a flow whose every mixing has a certificate this is an upper bound on −log₂ P(image)/D, on average over the noise.
-        **With `mixing="aux"` it need not be one**: where several x share one n(x), p integrates to their mean number and not to 1,
-        and the number is too small by up to log₂(number)/D. `branches` measures how many there are.
+        **With `mixing="aux"` nothing guarantees that**: where several x share one n(x), p integrates to their mean number and not
+        to 1. Restricted to the x that `decode(encode(x))` returns it does integrate to 1, so that the number is right for
+        images which are returned, and for these only. `branches` measures both, layer by layer.
         """
         x = keras.ops.convert_to_tensor(x)
         self._check(x)
@@ -227,7 +231,7 @@ class Glow(keras.Model):
         return tfp.distributions.TransformedDistribution(base, tfp.bijectors.Invert(self.bijector()), name=self.name)
 
     def certificates(self) -> dict[str, Certificate]:
-        """What is proven about the invertibility of every mixing, by name of the layer. Everything else inverts by construction."""
+        """What is proven about the invertibility of every mixing, by name of the layer. All else inverts by construction."""
         return {layer.name: certificate_of(layer) for layer in self.flow.mixing_layers()}
 
     def branches(self, images: Any, counted: int = 32, seed: int = 0) -> list[Branches]:

@@ -73,8 +73,8 @@ class MultiScale(Invertible, keras.layers.Layer):
         multiple = 2**self.levels
         if len(input_shape) != 4 or None in input_shape[1:] or any(n % multiple for n in input_shape[1:3]):
             raise ValueError(
-                f"{self.levels} levels halve height and width {self.levels} times. Expected shape (batch, height, width, channels) "
-                f"with height and width divisible by {multiple}. Received: {tuple(input_shape)}"
+                f"{self.levels} levels halve height and width {self.levels} times. Expected shape (batch, height, width, "
+                f"channels) with height and width divisible by {multiple}. Received: {tuple(input_shape)}"
             )
         shape = tuple(input_shape)
         self.image_shape = shape[1:]

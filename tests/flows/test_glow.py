@@ -26,7 +26,7 @@ def gradients(count, shape=(8, 8, 3), seed=0):
     return np.clip(base + 6 * ramp, 0, 255).astype("uint8")
 
 
-@pytest.mark.parametrize("dtype,tolerance", [("float32", 1e-4), ("float64", 1e-9)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("float64", 1e-9)])
 @pytest.mark.parametrize("mixing", ["aux", "aux_relaxed_cayley"])
 def test_log_prob_is_that_of_a_brute_force_jacobian(mixing, dtype, tolerance):
     model = disturb(small(mixing, dtype=dtype))
@@ -66,9 +66,11 @@ def test_fit_compiles_initialises_and_reports():
     model = small()
     assert not model.flow.initialized
     history = model.fit(images(8, SHAPE), verbose=0).history
-    assert model.flow.initialized and model.compiled
+    assert model.flow.initialized
+    assert model.compiled
     assert history["loss"] == pytest.approx(history["bits_per_dim"])
-    assert model.optimizer.global_clipnorm > 0 and float(model.optimizer.learning_rate) < 1e-3  # still warming up
+    assert model.optimizer.global_clipnorm > 0
+    assert float(model.optimizer.learning_rate) < 1e-3
 
 
 @pytest.mark.parametrize("source", ["array", "dataset", "pairs", "sequence"])
@@ -131,7 +133,8 @@ def test_saves_and_loads_with_the_state_of_training(mixing, tmp_path):
     model.fit(x, verbose=0)
     model.save(tmp_path / "flow.keras")
     again = keras.models.load_model(tmp_path / "flow.keras")
-    assert again.flow.initialized and int(again.optimizer.iterations) == 1
+    assert again.flow.initialized
+    assert int(again.optimizer.iterations) == 1
     np.testing.assert_array_equal(again.bits_per_dim(x), model.bits_per_dim(x))
     np.testing.assert_array_equal(again.sample(2, seed=3), model.sample(2, seed=3))
     before = [np.asarray(layer.shift) for layer in again.flow.inverse_parts() if hasattr(layer, "shift")]
@@ -151,7 +154,8 @@ def test_an_interrupted_fit_resumes(tmp_path):
         small("fixed").fit(x, epochs=3, verbose=0, callbacks=[backup(), Stop()])
     model = small("fixed")
     history = model.fit(x, epochs=3, verbose=0, callbacks=[backup()])
-    assert history.epoch == [2] and int(model.optimizer.iterations) == 3
+    assert history.epoch == [2]
+    assert int(model.optimizer.iterations) == 3
 
 
 def test_samples_follow_seed_and_temperature():
@@ -161,7 +165,9 @@ def test_samples_follow_seed_and_temperature():
     assert np.abs(model.sample(3) - model.sample(3)).max() > 0
     cold = model.sample(3, seed=5, temperature=0.0).numpy()
     np.testing.assert_allclose(cold, np.repeat(cold[:1], 3, axis=0), atol=1e-6)
-    assert cold.shape == (3, *SHAPE) and cold.min() >= 0 and cold.max() <= 1
+    assert cold.shape == (3, *SHAPE)
+    assert cold.min() >= 0
+    assert cold.max() <= 1
     with pytest.raises(ValueError, match="temperature"):
         model.sample(1, temperature=-1.0)
 
@@ -197,7 +203,7 @@ def test_xla_where_it_is_supported():
 
 
 @pytest.mark.parametrize(
-    "arguments,message",
+    ("arguments", "message"),
     [
         ({"image_shape": (8, 8)}, "image_shape"),
         ({"image_shape": (6, 8, 3)}, "divisible by 4"),
@@ -227,5 +233,6 @@ def test_batch_of_one_and_black_and_white_images():
     for value in (0, 255):
         x = np.full((1, *SHAPE), value, "uint8")
         z, log_det = model.encode(x)
-        assert np.isfinite(z).all() and np.isfinite(log_det).all()
+        assert np.isfinite(z).all()
+        assert np.isfinite(log_det).all()
         np.testing.assert_allclose(model.decode(tf.identity(z)), (x + 0.5) / 256, atol=1e-4)

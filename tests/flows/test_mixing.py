@@ -41,12 +41,13 @@ def test_only_what_should_train_is_trainable():
 
 
 def test_names_are_checked():
-    with pytest.raises(ValueError, match="Expected one of .*'aux'.* Received: 'lu'"):
+    with pytest.raises(ValueError, match=r"Expected one of .*'aux'.* Received: 'lu'"):
         check_mixing("lu")
     with pytest.raises(ValueError, match="Received"):
         check_mixing(kernels.Free())
     kernel = check_mixing(keras.saving.serialize_keras_object(kernels.Spectral(0.7)))
-    assert isinstance(kernel, kernels.Spectral) and kernel.bound == 0.7
+    assert isinstance(kernel, kernels.Spectral)
+    assert kernel.bound == 0.7
 
 
 def test_xla_is_for_mixings_that_it_can_factor():
@@ -58,4 +59,5 @@ def test_xla_is_for_mixings_that_it_can_factor():
         "conv": True,
         "fixed": True,
     }
-    assert supports_xla(kernels.Spectral()) and not supports_xla(kernels.RelaxedCayley())
+    assert supports_xla(kernels.Spectral())
+    assert not supports_xla(kernels.RelaxedCayley())

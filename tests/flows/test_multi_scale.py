@@ -16,7 +16,7 @@ def built(shape, mixing="aux", dtype="float64", **kwargs):
     return layer
 
 
-@pytest.mark.parametrize("dtype,tolerance", [("float32", 1e-4), ("float64", 1e-9)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("float64", 1e-9)])
 @pytest.mark.parametrize("mixing", [*MIXINGS, kernels.Spectral(0.99)])
 def test_inverse_and_log_determinant_are_those_of_the_whole_map(mixing, dtype, tolerance):
     layer = disturb(built((4, 4, 3), mixing, dtype))
@@ -37,7 +37,7 @@ def test_inverse_and_log_determinant_are_those_of_the_whole_map(mixing, dtype, t
     np.testing.assert_allclose(log_det, expected, rtol=tolerance)
 
 
-@pytest.mark.parametrize("shape,levels", [((2, 2, 1), 1), ((6, 2, 3), 1), ((8, 8, 1), 3), ((4, 12, 2), 2)])
+@pytest.mark.parametrize(("shape", "levels"), [((2, 2, 1), 1), ((6, 2, 3), 1), ((8, 8, 1), 3), ((4, 12, 2), 2)])
 def test_unusual_shapes(shape, levels):
     layer = disturb(built(shape, "conv", levels=levels, steps=1))
     x = np.random.default_rng(1).uniform(size=(1, *shape))
@@ -49,7 +49,7 @@ def test_unusual_shapes(shape, levels):
 
 @pytest.mark.parametrize("shape", [(6, 8, 3), (8, 7, 3), (None, 8, 3)])
 def test_sizes_must_halve(shape):
-    with pytest.raises(ValueError, match="divisible by 4.*Received"):
+    with pytest.raises(ValueError, match=r"divisible by 4.*Received"):
         built(shape)
 
 
@@ -68,7 +68,8 @@ def test_initialize_standardises_what_leaves_every_act_norm():
     assert layer.initialized
     # With couplings still at the identity and a rotation after ActNorm, z has the variance that ActNorm gave.
     z = layer(x).numpy()
-    assert np.abs(z.mean(0)).max() < 1 and np.square(z).mean() == pytest.approx(1, abs=1e-6)
+    assert np.abs(z.mean(0)).max() < 1
+    assert np.square(z).mean() == pytest.approx(1, abs=1e-6)
 
 
 def test_seed_fixes_the_mixings_and_survives_the_config():
@@ -79,7 +80,8 @@ def test_seed_fixes_the_mixings_and_survives_the_config():
         np.testing.assert_array_equal(a.kernel, b.kernel)
         np.testing.assert_array_equal(a.kernel, c.kernel)
     kernel = MultiScale.from_config(MultiScale(mixing=kernels.Spectral(0.7)).get_config()).mixing
-    assert isinstance(kernel, kernels.Spectral) and kernel.bound == 0.7
+    assert isinstance(kernel, kernels.Spectral)
+    assert kernel.bound == 0.7
 
 
 def test_as_a_layer_of_a_keras_model():

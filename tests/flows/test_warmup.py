@@ -16,7 +16,8 @@ def test_rises_linearly_and_stays():
 def test_serialises_with_the_optimizer():
     optimizer = keras.optimizers.Adam(Warmup(0.1, steps=4), global_clipnorm=3.0)
     again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
-    assert float(again.learning_rate) == pytest.approx(0.025) and again.global_clipnorm == 3.0
+    assert float(again.learning_rate) == pytest.approx(0.025)
+    assert again.global_clipnorm == 3.0
 
 
 @pytest.mark.parametrize("arguments", [(0.0, 1), (-1.0, 1), (float("nan"), 1), (0.1, -1)])

@@ -192,3 +192,45 @@ def test_another_last_axis_than_at_build_is_refused():
     layer(np.ones((2, 3), "float32"))
     with pytest.raises(ValueError, match="expected axis -1"):
         layer(np.ones((2, 4), "float32"))
+
+
+def test_branch_follows_the_training_data(rng, tmp_path):
+    layer = AuxReflection(track_branch=True, kernel_initializer=initializers.ReflectionOf(orthogonal(6, rng)), dtype="float64")
+    x = rng.normal(size=(50, 6))
+    layer.build(x.shape)
+    assert float(layer.branch) == pytest.approx(1)  # exact for W = I − U
+    layer.trainable_variables[0].assign(layer.kernel + 0.3 * rng.normal(size=(6, 6)))
+    u = x @ np.asarray(layer.kernel).T
+    c = 2 * np.sum(u * x, -1) / np.sum(u * u, -1)
+    np.testing.assert_allclose(layer.coefficient(x), c, rtol=1e-12)
+    layer(x)
+    assert float(layer.branch) == pytest.approx(1)
+    layer(x, training=True)
+    assert float(layer.branch) == pytest.approx(0.9 + 0.1 * c.mean())
+    layer.forward_and_log_det(x, training=True)
+    assert float(layer.branch) == pytest.approx(0.9 * (0.9 + 0.1 * c.mean()) + 0.1 * c.mean())
+    before = float(layer.branch)
+    layer(np.full((1, 6), np.nan), training=True)  # a batch that went wrong
+    assert float(layer.branch) == before
+    model = keras.Sequential([layer])
+    model.save(tmp_path / "m.keras")
+    assert float(keras.models.load_model(tmp_path / "m.keras").layers[0].branch) == before
+
+
+def test_inverse_takes_the_branch_of_the_data():
+    layer = AuxReflection(track_branch=True, dtype="float64")
+    layer.build((None, 4))
+    w = np.random.default_rng(4).normal(size=(4, 4))
+    layer.trainable_variables[0].assign(w)
+    y = next(y for y in np.random.default_rng(5).normal(size=(12, 4)) if len(ops.preimages(y, w)) == 3)
+    for x in ops.preimages(y, w)[[0, -1]]:
+        layer.branch.assign(float(layer.coefficient(x[None])[0]))
+        np.testing.assert_allclose(layer.inverse(y[None])[0], x, atol=1e-9)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_forward_and_log_det_are_the_two_at_once(rng, kernel):
+    layer, x = AuxReflection(kernel=kernel, dtype="float64"), rng.normal(size=(3, 2, 5))
+    y, log_det = layer.forward_and_log_det(layer(x))
+    np.testing.assert_allclose(y, layer(layer(x)), rtol=1e-12)
+    np.testing.assert_allclose(log_det, layer.log_det_jacobian(layer(x)), rtol=1e-12)

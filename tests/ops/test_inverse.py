@@ -213,3 +213,56 @@ def test_bad_input(function):
         function(np.ones((2, 3)), np.eye(4))
     with pytest.raises(ValueError, match="Received: int64"):
         function(np.ones((2, 3), int), np.eye(3))
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_near_finds_the_branch_of_the_data(dtype, graph):
+    """Where a vector has three preimages, ψ falls at the outer two: each is found from its own c, whatever the others."""
+    w = np.random.default_rng(4).normal(size=(4, 4))
+    function = tf.function(ops.inverse) if graph else ops.inverse
+    seen = 0
+    for y in np.random.default_rng(5).normal(size=(12, 4)):
+        found = ops.preimages(y, w)
+        for x in (found[0], found[-1]) if len(found) == 3 else ():
+            c = 2 * (w @ x) @ x / np.sum((w @ x) ** 2)
+            nearest = function(y.astype(dtype), w.astype(dtype), near=tf.constant(c))
+            assert relative(nearest, x) < (1e-3 if dtype == "float32" else 1e-9)
+            seen += 1
+    assert seen >= 6
+
+
+def test_near_changes_nothing_for_certified_matrices(rng):
+    w, y = certified(6, 1.9, 3.0, rng), rng.normal(size=(40, 6))
+    for near in (-5.0, 0.0, 1e-3, 0.7, 1e6):
+        assert relative(ops.inverse(y, w, near=near), ops.inverse(y, w)) < 1e-11
+
+
+def test_near_keeps_the_gradients(rng):
+    w = np.eye(5) - orthogonal(5, rng, determinant=-1) + 0.3 * rng.normal(size=(5, 5))
+    x = rng.normal(size=(7, 5))
+    y = ops.reflect(x, w).numpy()
+    c = np.mean(2 * np.sum((x @ w.T) * x, -1) / np.sum((x @ w.T) ** 2, -1))
+    cotangent = rng.normal(size=y.shape)
+
+    def nearest(y, w):
+        return ops.inverse(y, w, near=c)
+
+    value, *ours = gradients(nearest, (y, w), cotangent)
+    assert residual(value, y, w).max() < 1e-12
+    for mine, theirs in zip(ours, differences(nearest, (y, w), cotangent), strict=True):
+        assert relative(mine, theirs) < 1e-5
+
+
+def test_layers_of_one_size_share_one_graph(rng):
+    """Twenty layers in a graph add calls, not branches."""
+
+    def nodes(layers):
+        def chain(y):
+            for _ in range(layers):
+                y = ops.inverse(y, tf.constant(certified(3, 1.5, 1.0, rng)))
+            return y
+
+        graph = tf.function(chain).get_concrete_function(tf.TensorSpec([None, 3], tf.float64)).graph.as_graph_def()
+        return len(graph.library.function)
+
+    assert nodes(6) <= nodes(2)
