@@ -8,13 +8,14 @@ from keras_auxref.ops.cayley import cayley
 from keras_auxref.ops.factors import Factors, factorize
 from keras_auxref.ops.householder import householder
 from keras_auxref.ops.householder_product import householder_product
-from keras_auxref.ops.inverse import Inverse, inverse, inverse_with_info
+from keras_auxref.ops.inverse import inverse, inverse_with_info
 from keras_auxref.ops.jacobian import jacobian
 from keras_auxref.ops.log_det import log_det_jacobian
 from keras_auxref.ops.matrix_exp import matrix_exp
 from keras_auxref.ops.newton import newton_inverse
 from keras_auxref.ops.preimages import preimages
 from keras_auxref.ops.reflect import reflect
+from keras_auxref.ops.search import Inverse
 
 __all__ = [
     "Factors",

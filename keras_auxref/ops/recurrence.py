@@ -10,7 +10,6 @@ from keras import ops
 
 from keras_auxref.ops._checks import HALF, as_tensor, check_vectors_and_matrix, require_tensorflow
 from keras_auxref.ops._rows import epsilon
-from keras_auxref.ops.reflect import reflection
 
 TRANSITIONS = ("aux", "linear")
 ACTIVATIONS = ("linear", "modrelu", "relu", "sigmoid", "tanh")
@@ -52,6 +51,7 @@ def recurrence(
     transition: str = "aux",
     activation: str = "modrelu",
     return_sequences: bool = False,
+    closed_form: bool = True,
 ) -> Any:
     """Runs a recurrence over the first axis of x.
 
@@ -74,6 +74,8 @@ def recurrence(
         transition: `"aux"` or `"linear"`.
         activation: φ, one of `ACTIVATIONS`.
         return_sequences: Whether to return every state instead of the last.
+        closed_form: With False nothing is kept for the gradient, for inference and for export (a SavedModel cannot hold what the
+            closed form keeps). The value is the same, and the gradient right, by automatic differentiation.
 
     Returns:
         A tensor of shape `(batch, n)`, or `(time, batch, n)` with `return_sequences`.
@@ -86,7 +88,8 @@ def recurrence(
     state.set_shape((x.shape[1], None))
     zeros = ops.zeros(kernel.shape[:1], dtype=kernel.dtype)
     biases = (zeros if b is None else as_tensor(b, "bias") for b in (input_bias, activation_bias))
-    return _closed_form(transition, activation, return_sequences)(x, state, kernel, v, *biases)
+    plain, fast = _implementations(transition, activation, return_sequences)
+    return (fast if closed_form else plain)(x, state, kernel, v, *biases)
 
 
 def _check(x: Any, state: Any, kernel: Any, v: Any, activation_bias: Any, transition: str, activation: str) -> None:
@@ -112,7 +115,8 @@ def _check(x: Any, state: Any, kernel: Any, v: Any, activation_bias: Any, transi
 
 
 @functools.cache
-def _closed_form(transition: str, activation: str, return_sequences: bool) -> Any:
+def _implementations(transition: str, activation: str, return_sequences: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The recurrence that TensorFlow differentiates, and the one with its gradient in closed form."""
     import tensorflow as tf
 
     from keras_auxref.ops._gradients import with_reference_gradient
@@ -128,27 +132,27 @@ def _closed_form(transition: str, activation: str, return_sequences: bool) -> An
         z = tf.reshape(z, (steps, *tf.unstack(tf.shape(state))))
         return steps, tf.ensure_shape(z, (x.shape[0], *state.shape))
 
-    def plain(x: tf.Tensor, state: tf.Tensor, kernel: tf.Tensor, v: tf.Tensor, b: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-        """The same recurrence in operations that differentiate themselves."""
+    def run(unroll: bool, x: Any, state: Any, kernel: Any, v: Any, b: Any, bias: Any) -> tf.Tensor:
+        """The recurrence in operations that differentiate themselves, which keeps no more than is asked for."""
         steps, projected = project(x, state, v, b)
+        step = make_transition(kernel)
 
-        def body(t: Any, h: tf.Tensor, states: tf.TensorArray) -> Any:
-            y = reflection(h, kernel).y if transition == "aux" else tf.matmul(h, kernel, transpose_b=True)
-            h = activate(y + projected[t], bias)
-            return t + 1, h, states.write(t, h)
+        def body(t: Any, h: tf.Tensor, states: list[tf.TensorArray]) -> Any:
+            h = activate(step.forward(h)[0] + projected[t], bias)
+            return t + 1, h, [a.write(t, h) for a in states]
 
-        loop = (0, state, tf.TensorArray(x.dtype, steps, element_shape=state.shape))
-        if inside_xla():  # which cannot compile the gradient of the gradient of a loop
+        loop: Any = (0, state, [tf.TensorArray(x.dtype, steps, element_shape=state.shape)] if return_sequences else [])
+        if unroll:
             for _ in range(steps):
                 loop = body(*loop)
-        else:
-            loop = tf.while_loop(lambda t, *_: t < steps, body, loop)
-        return loop[2].stack() if return_sequences else loop[1]
+        else:  # XLA differentiates only a loop with a known end
+            loop = tf.while_loop(lambda t, *_: t < steps, body, loop, maximum_iterations=steps)
+        return loop[2][0].stack() if return_sequences else loop[1]
 
     def reference(g: tf.Tensor, *arguments: tf.Tensor) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(arguments)
-            y = plain(*arguments)
+            y = run(inside_xla(), *arguments)  # which cannot compile the gradient of the gradient of a loop
         return tape.gradient(y, list(arguments), g, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
     @tf.custom_gradient
@@ -193,7 +197,7 @@ def _closed_form(transition: str, activation: str, return_sequences: bool) -> An
         y = states.stack()[1:] if return_sequences else last
         return y, lambda g: with_reference_gradient(fast, reference)(g, x, state, kernel, v, b, bias)
 
-    return closed_form
+    return functools.partial(run, False), closed_form
 
 
 def _linear(kernel: Any) -> Transition:
@@ -208,11 +212,12 @@ def _aux(kernel: Any) -> Transition:
     import tensorflow as tf
 
     transposed = tf.transpose(kernel)
-    bound = 4 * epsilon(kernel.dtype.name) * math.sqrt(kernel.shape[0]) * tf.reduce_max(tf.abs(kernel))
+    bound = 4 * epsilon(kernel.dtype.name) * math.sqrt(kernel.shape[0]) * tf.reduce_max(tf.abs(tf.stop_gradient(kernel)))
 
     def forward(h: tf.Tensor) -> Any:
         u = tf.matmul(h, transposed)
-        magnitude, size = (tf.reduce_max(tf.abs(t), axis=-1, keepdims=True) for t in (u, h))
+        # The length of u is no matter to H(u), so that its scale may be a constant to the gradient.
+        magnitude, size = (tf.reduce_max(tf.abs(tf.stop_gradient(t)), axis=-1, keepdims=True) for t in (u, h))
         # A row that W annihilates gets scale, factor and coefficient 0. A NaN comes through in the direction.
         scale = tf.math.divide_no_nan(tf.cast(magnitude > bound * size, h.dtype), magnitude)
         direction = u * scale

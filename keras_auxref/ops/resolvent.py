@@ -112,7 +112,10 @@ class EigenResolvent:
 
     def _diagonal(self, c: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Re D, Im D and 1/|D|² of D = 1 − cΛ."""
-        real, imaginary = 1 - c * self.real, -c * self.imaginary
+        # Products with (1, c): TensorFlow multiplies a column with a row much faster than it broadcasts one over the other.
+        one_and_c = tf.concat([tf.ones_like(c), c], axis=-1)
+        real = tf.matmul(one_and_c, tf.stack([tf.ones_like(self.real), -self.real]))
+        imaginary = tf.matmul(c, -self.imaginary[None])
         return real, imaginary, 1 / (tf.square(real) + tf.square(imaginary) + nudge(c.dtype) ** 2)
 
     def _reciprocal(self, c: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -214,9 +217,10 @@ class PerSampleResolvent:
 
 
 def secular_from_vectors(c: tf.Tensor, y: tf.Tensor, u: tf.Tensor, derivative: tf.Tensor) -> Secular:
-    """The scalars of `Secular` from u = A⁻¹Wy and x′ = A⁻¹u."""
-    x, u_squared = y + c * u, row_dot(u, u)
-    return Secular(2 * row_dot(u, x) - c * u_squared, row_dot(x, x), row_dot(x, derivative), u_squared)
+    """The scalars of `Secular` from u = A⁻¹Wy and x′ = A⁻¹u, with x = y + cu."""
+    uu, uy = row_dot(u, u), row_dot(u, y)
+    x_squared = row_dot(y, y) + c * (2 * uy + c * uu)
+    return Secular(2 * uy + c * uu, x_squared, row_dot(y, derivative) + c * row_dot(u, derivative), uu)
 
 
 def row_dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:

@@ -266,3 +266,17 @@ def test_layers_of_one_size_share_one_graph(rng):
         return len(graph.library.function)
 
     assert nodes(6) <= nodes(2)
+
+
+@pytest.mark.parametrize("near", [None, 1.0])
+def test_no_row_is_lost_where_branches_meet(dtype, near):
+    """Rows near folds take many steps, alone, and are found all the same."""
+    most = 0
+    for seed in range(4):
+        generator = np.random.default_rng(seed)
+        w, y = (generator.normal(size=(n, 4)).astype(dtype) for n in (4, 2000))
+        result = ops.inverse_with_info(y, w, near=near)
+        assert not bool(result.certified)
+        assert residual(result.x, y, w).max() < LIMIT[dtype]
+        most = max(most, result.steps.numpy().max())
+    assert most > 12

@@ -81,6 +81,32 @@ def test_gradients_agree_with_automatic_differentiation(transition: str, activat
         assert support.relative(a, b) < 1e-12
 
 
+@pytest.mark.parametrize("inside", ["eager", "graph", "xla"])
+@pytest.mark.parametrize("return_sequences", [False, True])
+@pytest.mark.parametrize("transition", TRANSITIONS)
+def test_without_the_closed_form(transition: str, return_sequences: bool, inside: str) -> None:
+    arguments = case("modrelu", steps=4)
+    arguments[1][1] = 0
+    cotangent = np.random.default_rng(1).normal(size=(4, 3, 4) if return_sequences else (3, 4))
+    options: dict[str, Any] = {"transition": transition, "return_sequences": return_sequences}
+    plain: Any = lambda *a: recurrence(*a, **options, closed_form=False)  # noqa: E731
+    expected = support.gradients(lambda *a: recurrence(*a, **options), arguments, cotangent)
+    if inside == "eager":
+        found = support.gradients(plain, arguments, cotangent)
+    else:
+
+        @tf.function(jit_compile=inside == "xla", autograph=False)
+        def compiled(*tensors: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(tensors)
+                y = plain(*tensors)
+            return [y, *tape.gradient(y, tensors, cotangent)]
+
+        found = [t.numpy() for t in compiled(*(tf.constant(a) for a in arguments))]
+    for a, b in zip(found, expected, strict=True):
+        assert support.relative(a, b) < 1e-12
+
+
 @pytest.mark.parametrize("transition", TRANSITIONS)
 def test_gradients_agree_with_differences(transition: str) -> None:
     arguments = case("modrelu", steps=4)
