@@ -17,15 +17,17 @@ def parser(description: str, datasets: Sequence[str], defaults: dict[str, dict[s
     Args:
         description: First paragraph of `--help`.
         datasets: Names for `--dataset`; the first is the default.
-        defaults: For each data set its `epochs`, `batch_size` and `runs` where the user gives none (see `parse`).
+        defaults: For each data set its `epochs`, `batch_size` and `runs` where the user gives none (see `parse`), and values for
+            arguments of the example's own; more entries for another `choice`. Without `epochs` there is no such argument.
     """
 
     def by_dataset(key: str) -> str:
-        return ", ".join(f"{name}: {defaults[name][key]}" for name in datasets)
+        return ", ".join(f"{name}: {values[key]}" for name, values in defaults.items() if key in values)
 
     p = argparse.ArgumentParser(description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--dataset", choices=datasets, default=datasets[0], help="data to train on (default: %(default)s)")
-    p.add_argument("--epochs", type=positive, metavar="N", help=f"epochs of each run (default: {by_dataset('epochs')})")
+    if "epochs" in defaults[datasets[0]]:
+        p.add_argument("--epochs", type=positive, metavar="N", help=f"epochs of each run (default: {by_dataset('epochs')})")
     p.add_argument("--batch-size", type=positive, metavar="N", help=f"images per step (default: {by_dataset('batch_size')})")
     p.add_argument("--runs", type=positive, metavar="N", help=f"repetitions with different seeds (default: {by_dataset('runs')})")
     p.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of the first run; run r uses N + r (default: 0)")
@@ -47,10 +49,10 @@ def parser(description: str, datasets: Sequence[str], defaults: dict[str, dict[s
     return p
 
 
-def parse(p: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse, and fill in what depends on the data set."""
+def parse(p: argparse.ArgumentParser, arguments: Sequence[str] | None = None, choice: str = "dataset") -> argparse.Namespace:
+    """Parse, and fill in what depends on the data set, or on another argument, `choice`, where that has defaults."""
     args = p.parse_args(arguments)
-    for key, value in args._defaults[args.dataset].items():
+    for key, value in args._defaults.get(getattr(args, choice), args._defaults[args.dataset]).items():
         if getattr(args, key) is None:
             setattr(args, key, value)
     del args._defaults
@@ -65,6 +67,14 @@ def positive(text: str) -> int:
 def natural(text: str) -> int:
     """A whole number of at least 0."""
     return _whole(text, 0)
+
+
+def positive_number(text: str) -> float:
+    """A number above 0."""
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"expected a number above 0, received {text!r}")
 
 
 def _whole(text: str, least: int) -> int:
@@ -107,8 +117,17 @@ def progress(done: int, total: int, run: Run, note: str = "") -> None:
     print(f"\n[{done}/{total}] {run.map}, run {run.run + 1}, seed {run.seed}{note and f': {note}'}", flush=True)
 
 
-def comparison(results: Results, reference: str = "aux", measure: str = "validation_error") -> list[list[str]]:
-    """Rows of the closing table: map, runs, last error in percent, seconds per epoch, and their ratio to the reference's."""
+def comparison(
+    results: Results,
+    reference: str = "aux",
+    measure: str = "validation_error",
+    scale: float = 100.0,
+    steps_per_epoch: int = 1,
+) -> list[list[str]]:
+    """Rows of the closing table: map, runs, last error in percent, seconds per epoch, and their ratio to the reference's.
+
+    With other values: `scale` times the last `measure`, and seconds per step.
+    """
 
     def seconds(name: str) -> float:
         return mean_and_deviation([run.seconds_per_epoch for run in results.runs(name)])[0]
@@ -117,10 +136,10 @@ def comparison(results: Results, reference: str = "aux", measure: str = "validat
     rows = []
     for name in names:
         runs = results.runs(name)
-        mean, deviation = mean_and_deviation([100 * run.curves[measure][-1] for run in runs])
+        mean, deviation = mean_and_deviation([scale * run.curves[measure][-1] for run in runs])
         error = f"{mean:.2f}" + (f" ± {deviation:.2f}" if deviation is not None else "")
         ratio = f"{seconds(name) / seconds(reference):.2f}" if reference in names else "–"
-        rows.append([name, str(len(runs)), error, f"{seconds(name):.3g}", ratio])
+        rows.append([name, str(len(runs)), error, f"{seconds(name) / steps_per_epoch:.3g}", ratio])
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Image data sets as NumPy arrays: scikit-learn's digits, which need no download, and TensorFlow Datasets.
+"""Image data sets as NumPy arrays: two that ship with scikit-learn and need no download, and TensorFlow Datasets.
 
 Nothing here imports TensorFlow before a prepared data set has been found, so that a missing one is reported at once.
 """
@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 DIGITS_VALIDATION = 500
+PATCH, PATCH_TILE = 32, 64
 # One file of each download, asked for before TensorFlow Datasets is: on a machine without a way out its retries last minutes.
 TFDS_SOURCES = {
     "mnist": "https://storage.googleapis.com/cvdf-datasets/mnist/train-labels-idx1-ubyte.gz",
     "cifar10": "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
 }
-NAMES = ("digits", *TFDS_SOURCES)
+NAMES = ("digits", "patches", *TFDS_SOURCES)
 
 
 class DataUnavailableError(Exception):
@@ -55,6 +56,16 @@ class Dataset:
         """The same data with the first `count` training images only."""
         return replace(self, train_images=self.train_images[:count], train_labels=self.train_labels[:count])
 
+    def resized(self, size: int | None) -> "Dataset":
+        """The same data with images of size × size: means over squares of pixels, rounded back to whole values."""
+        height, width, _ = self.image_shape
+        if size in (None, height) and height == width:
+            return self
+        if size is None or height != width or size < 1 or height % size:
+            raise ValueError(f"Cannot average squares of pixels. Expected a divisor of {height} and {width}. Received: {size}")
+        images = (_averaged(part, height // size) for part in (self.train_images, self.validation_images))
+        return replace(self, **dict(zip(("train_images", "validation_images"), images, strict=True)))
+
     def vectors(self) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
         """(x, labels) for training and for validation, x of shape (n, height·width·channels) in [0, 1]."""
         return (
@@ -76,21 +87,30 @@ class Dataset:
         }
 
 
-def load(name: str, download: bool = True) -> Dataset:
+def _averaged(images: np.ndarray, factor: int) -> np.ndarray:
+    total = sum(images[:, i::factor, j::factor].astype("uint32") for i in range(factor) for j in range(factor))
+    # Halves go up and not to the even value, as `np.round` has it: then even values would be more frequent than odd ones.
+    return ((2 * total + factor**2) // (2 * factor**2)).astype(images.dtype)
+
+
+def load(name: str, download: bool = True, instead: str = "digits") -> Dataset:
     """Load a data set by name.
 
     Args:
-        name: `"digits"` (1,297 training and 500 validation images of 8×8), or `"mnist"` or `"cifar10"` through TensorFlow
-            Datasets, with the official test split as validation data.
+        name: `"digits"` (1,297 training and 500 validation images of 8×8) or `"patches"` (32×32 in colour, see `_patches`), or
+            `"mnist"` or `"cifar10"` through TensorFlow Datasets, with the official test split as validation data.
         download: Whether a data set that is not on this machine may be downloaded.
+        instead: The data set without download that an error message recommends.
 
     Raises:
         DataUnavailableError: Within seconds, with one sentence, when the data can be neither found nor downloaded.
     """
     if name == "digits":
         return _digits()
+    if name == "patches":
+        return _patches()
     if name in TFDS_SOURCES:
-        return _from_tfds(name, download)
+        return _from_tfds(name, download, instead)
     raise ValueError(f"Unknown data set. Expected one of {', '.join(NAMES)}. Received: {name!r}")
 
 
@@ -109,8 +129,43 @@ def _digits() -> Dataset:
     return Dataset("digits", x, y, x_val, y_val, peak=16)
 
 
-def _from_tfds(name: str, download: bool) -> Dataset:
-    advice = "use --dataset digits, which needs no download"
+def _patches() -> Dataset:
+    """Patches of 32×32 pixels of scikit-learn's two photographs, in a fixed random order, labelled by their photograph.
+
+    The photographs are cut into squares of 64×64 pixels, of which every fifth is kept for validation. Training patches lie at
+    every fourth pixel and touch none of these squares, so that no pixel is in both parts.
+    """
+    parts: dict[bool, list[tuple[np.ndarray, int]]] = {True: [], False: []}
+    for label, photograph in enumerate(_photographs()):
+        rows, columns = (np.arange(n) // PATCH_TILE for n in photograph.shape[:2])
+        held_out = (3 * rows[:, None] + columns[None, :] + label) % 5 == 0
+        for training, stride in ((True, 4), (False, 16)):
+            allowed = ~held_out if training else held_out
+            for top in range(0, photograph.shape[0] - PATCH + 1, stride):
+                for left in range(0, photograph.shape[1] - PATCH + 1, stride):
+                    window = slice(top, top + PATCH), slice(left, left + PATCH)
+                    if allowed[window].all():
+                        parts[training].append((photograph[window], label))
+    arrays = []
+    for chosen in parts.values():
+        order = np.random.default_rng(0).permutation(len(chosen))
+        arrays += [np.stack([chosen[i][0] for i in order]), np.array([chosen[i][1] for i in order], "int32")]
+    return Dataset("patches", *arrays)
+
+
+def _photographs() -> list[np.ndarray]:
+    try:
+        from sklearn.datasets import load_sample_images
+
+        return list(load_sample_images().images)
+    except ImportError:
+        raise DataUnavailableError(
+            "The photographs come with scikit-learn, and Pillow reads them: pip install scikit-learn Pillow matplotlib."
+        ) from None
+
+
+def _from_tfds(name: str, download: bool, instead: str) -> Dataset:
+    advice = f"use --dataset {instead}, which needs no download"
     try:
         with _quiet_absl():
             import tensorflow_datasets as tfds

@@ -27,7 +27,7 @@ class Run:
     """One training: which map, which repetition, and what was measured after every epoch.
 
     `curves` holds one list per quantity with one value per epoch; `"seconds"` are cumulative seconds of training steps,
-    without validation and without compiling.
+    without validation and without compiling. `measurements` holds what was measured once, on the trained model.
     """
 
     map: str
@@ -37,6 +37,7 @@ class Run:
     date: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
     curves: dict[str, list[float]] = field(default_factory=dict)
+    measurements: dict[str, Any] = field(default_factory=dict)
 
     @property
     def epoch_seconds(self) -> list[float]:
@@ -50,7 +51,9 @@ class Run:
         return statistics.median(self.epoch_seconds) if self.epoch_seconds else float("nan")
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "seconds_per_epoch": _rounded(self.seconds_per_epoch), "curves": _rounded(self.curves)}
+        rounded = {key: _rounded(getattr(self, key)) for key in ("seconds_per_epoch", "curves", "measurements")}
+        entry = {**asdict(self), **rounded}
+        return entry if self.measurements else {key: value for key, value in entry.items() if key != "measurements"}
 
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> "Run":
@@ -174,4 +177,6 @@ def _rounded(value: Any) -> Any:
         return {key: _rounded(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_rounded(item) for item in value]
+    if not isinstance(value, float):
+        return value
     return float(f"{value:.6g}") if abs(value) < float("inf") else None

@@ -11,7 +11,7 @@ import numpy as np
 
 from common.results import Results, Run
 
-Data = tuple[np.ndarray, np.ndarray]
+Data = tuple[np.ndarray, ...]  # what `fit` takes: (inputs, labels), or (inputs,) for a model that needs no labels
 Measures = Callable[[dict[str, float]], dict[str, float]]
 # Large, because every validation step computes the orthogonal matrices anew.
 VALIDATION_BATCH = 1000
@@ -84,34 +84,56 @@ def train(
     measures: Measures = classification,
     callbacks: tuple[keras.callbacks.Callback, ...] = (),
     verbose: Any = "auto",
+    steps_per_epoch: int | None = None,
+    validation_batch: int = VALIDATION_BATCH,
+    afterwards: Callable[[], dict[str, Any]] | None = None,
 ) -> None:
     """Train a compiled model and record it in `results`, going on from the last checkpoint of an unfinished run.
 
     A checkpoint of the model and its optimizer is kept in the folder `checkpoints` during the run and removed at its end.
-    Continuing is not bit for bit the uninterrupted run: the order of the images starts anew.
+    Continuing is not bit for bit the uninterrupted run: the order of the images starts anew. With `steps_per_epoch` an epoch is
+    that many steps, whatever the number of images. What `afterwards` measures on the trained model becomes `run.measurements`;
+    the run counts as finished only then.
     """
     if not run.curves:
         shutil.rmtree(checkpoints, ignore_errors=True)
-    _warm_up(model, data, batch_size)
+    # Keras cuts the epoch short in which it comes to the end of arrays, so that steps are counted on data without an end.
+    feed = {"x": _endless(data, batch_size), "shuffle": False} if steps_per_epoch else _arrays(data, batch_size)
+    _warm_up(model, data, batch_size, feed if steps_per_epoch else None)
     model.fit(
-        *data,
+        **feed,
         validation_data=validation,
         epochs=epochs,
-        batch_size=batch_size,
-        validation_batch_size=VALIDATION_BATCH,
+        steps_per_epoch=steps_per_epoch,
+        validation_batch_size=validation_batch,
         verbose=verbose,
         # The record is written before the checkpoint, so that it never has an epoch less.
-        callbacks=[EpochRecorder(run, results, measures), Checkpoint(checkpoints), *callbacks],
+        callbacks=[EpochRecorder(run, results, measures), Checkpoint(checkpoints, delete_checkpoint=False), *callbacks],
     )
+    if afterwards:
+        run.measurements = afterwards()
     run.finished = True
     results.save(run)
     shutil.rmtree(checkpoints, ignore_errors=True)
 
 
-def _warm_up(model: keras.Model, data: Data, batch_size: int) -> None:
+def _arrays(data: Data, batch_size: int) -> dict[str, Any]:
+    return {**dict(zip(("x", "y"), data, strict=False)), "batch_size": batch_size}
+
+
+def _endless(data: Data, batch_size: int) -> Any:
+    """Full batches of one random order of the data after another, as a `tf.data.Dataset`."""
+    import tensorflow as tf
+
+    parts = [tf.convert_to_tensor(part) for part in data]
+    order = tf.data.Dataset.range(len(data[0])).shuffle(len(data[0])).repeat().batch(batch_size, drop_remainder=True)
+    return order.map(lambda chosen: tuple(tf.gather(part, chosen) for part in parts)).prefetch(1)
+
+
+def _warm_up(model: keras.Model, data: Data, batch_size: int, endless: dict[str, Any] | None = None) -> None:
     """Trace and compile the training step before the clock starts, and leave the model as it was.
 
-    Two batches, a full one and one of the size of the last, because XLA compiles for every batch size.
+    Two batches, a full one and one of the size of the last, because XLA compiles for every batch size; one of `endless` data.
     """
     with model.distribute_strategy.scope():
         model.optimizer.build(model.trainable_variables)
@@ -119,6 +141,7 @@ def _warm_up(model: keras.Model, data: Data, batch_size: int) -> None:
     before = [keras.ops.convert_to_numpy(variable) for variable in variables]
     count = len(data[0])
     sample = min(count, batch_size + count % batch_size)
-    model.fit(*(part[:sample] for part in data), batch_size=batch_size, verbose=0)
+    feed = {**endless, "steps_per_epoch": 1} if endless else _arrays(tuple(part[:sample] for part in data), batch_size)
+    model.fit(**feed, verbose=0)
     for variable, value in zip(variables, before, strict=True):
         variable.assign(value)

@@ -58,7 +58,7 @@ def test_trains_measures_draws_and_resumes(example, tmp_path):
         assert measured["reconstruction"]["share_of_images_restored"] == 1
     aux, conv = (run["measurements"] for run in content["runs"])
     assert aux["branches"]["min_share_returned"] == 1
-    assert aux["branches"]["layers"][0]["vectors"] == 16 * 4 * 4
+    assert aux["branches"]["layers"][0]["vectors"] == 64 * 4 * 4
     assert "branches" not in conv
     assert conv["certified"] == conv["mixings"] == 1
 
@@ -80,6 +80,13 @@ def test_trains_measures_draws_and_resumes(example, tmp_path):
     assert resumed.stdout.count("finished before") == 2
     assert "Epoch 1/2" not in resumed.stdout
     assert json.loads((folder / f"{stem}.json").read_text()) == content
+
+    measured = example("glow.py", *TINY, "--resume", "--measure", "--mixing", "aux")
+    assert measured.returncode == 0, measured.stderr
+    assert measured.stdout.count("measured again") == 2
+    for before, after in zip(content["runs"], json.loads((folder / f"{stem}.json").read_text())["runs"], strict=True):
+        assert after["curves"] == before["curves"]
+        assert after["measurements"]["bits_per_dim"] == pytest.approx(before["measurements"]["bits_per_dim"], rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def value_and_gradients(layer: Any, x: Any, weights: list[Any]) -> list[np.ndarr
     x = tf.convert_to_tensor(x)
     with tf.GradientTape() as tape:
         tape.watch(x)
-        outputs = tf.nest.flatten(layer(x))
+        outputs = tf.nest.flatten(layer(x, training=True))
         rng = np.random.default_rng(2)
         loss = tf.add_n([tf.reduce_sum(y * rng.normal(size=y.shape)) for y in outputs])
     return [y.numpy() for y in (*outputs, *tape.gradient(loss, [x, *weights]))]
@@ -166,7 +166,7 @@ def test_given_initial_state() -> None:
 def test_every_weight_gets_a_gradient() -> None:
     layer = OrthogonalRNN(5)
     with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(tf.square(layer(random(3, 6, 2))))
+        loss = tf.reduce_sum(tf.square(layer(random(3, 6, 2), training=True)))
     for gradient in tape.gradient(loss, [w.value for w in layer.trainable_weights]):
         assert np.abs(gradient).max() > 0
 
@@ -215,6 +215,20 @@ def test_bidirectional_time_distributed_and_saving(tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
     assert loaded.layers[-1].get_config() == model.layers[-1].get_config()
     assert both.shape == (None, 4, 8)
+
+
+@pytest.mark.parametrize("transition", ["aux", "householder", "cayley"])
+def test_export(transition: str, tmp_path: Path) -> None:
+    layers = [keras.layers.Masking(), OrthogonalRNN(5, transition, return_sequences=True), keras.layers.Dense(2)]
+    for chosen in (layers, layers[1:]):
+        model = keras.Sequential([keras.Input((None, 3)), *chosen])
+        model.compile("sgd", "mse")
+        model.fit(random(2, 6, 3), random(2, 6, 2), verbose=0)
+        model.export(tmp_path / "saved", verbose=False)
+        served = tf.saved_model.load(tmp_path / "saved")
+        for batch, steps in ((1, 4), (3, 6)):
+            x = random(batch, steps, 3)
+            np.testing.assert_allclose(served.serve(x), model(x), atol=1e-6)
 
 
 def test_configuration_round_trip() -> None:
@@ -273,7 +287,7 @@ def gradient_norms(layer: Any, steps: int, units: int) -> np.ndarray:
     def gradient(inputs: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             tape.watch(inputs)
-            loss = tf.reduce_sum(layer(inputs) * random(4, units, seed=1))
+            loss = tf.reduce_sum(layer(inputs, training=True) * random(4, units, seed=1))
         return tape.gradient(loss, inputs)
 
     return np.linalg.norm(gradient(inputs), axis=-1).T / np.linalg.norm(random(4, units, seed=1), axis=-1)

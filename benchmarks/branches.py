@@ -1,0 +1,77 @@
+"""Is an unconstrained auxiliary reflection one-to-one where the data are? The paper's conjecture, measured on trained flows.
+
+    python benchmarks/branches.py MODEL.keras [MODEL.keras …]
+
+For every auxiliary reflection of every flow that `examples/glow.py --dataset cifar10` saved: how many preimages f(x) has, counted
+exactly for some vectors x, and for how many of all vectors the inverse returns x; then how many whole images come back.
+Writes benchmarks/results/branches.json.
+"""
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parent
+sys.path.insert(0, str(ROOT.parent / "examples"))
+
+from common import data  # noqa: E402
+from common.results import write_json  # noqa: E402
+
+RESTORED_WITHIN = 1e-4
+BATCH = 250
+
+
+def measure(path: Path, count: int, counted: int) -> dict[str, Any]:
+    """What one flow does to the first validation images."""
+    import keras
+    import tensorflow as tf
+
+    import keras_auxref.flows  # noqa: F401  registers Glow
+
+    model = keras.models.load_model(path)
+    images = data.load("cifar10").resized(model.image_shape[0]).validation_images[:count]
+    layers = model.branches(images, counted=counted)
+    errors = []
+    for start in range(0, len(images), BATCH):
+        batch = images[start : start + BATCH]
+        z, _ = model.encode(batch)
+        # A NaN counts as an error of any size.
+        error = np.abs(np.nan_to_num(model.decode(tf.identity(z)), nan=np.inf) - (batch + 0.5) / 256)
+        errors += list(error.max(axis=(1, 2, 3)))
+    vectors = sum(layer.vectors for layer in layers)
+    lost = sum(round((1 - layer.returned) * layer.vectors) for layer in layers)
+    restored = int(np.sum(np.array(errors) <= RESTORED_WITHIN))
+    print(f"{path.name}: {vectors - lost} of {vectors} vectors returned, {restored} of {len(images)} images restored")
+    return {
+        "model": path.name,
+        "mixing": str(model.mixing),
+        "images": len(images),
+        "images_restored": restored,
+        "vectors": vectors,
+        "vectors_not_returned": lost,
+        "mean_preimages": float(np.mean([layer.preimages for layer in layers])) if layers else None,
+        "layers": [dataclasses.asdict(layer) for layer in layers],
+    }
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("models", nargs="+", type=Path, metavar="MODEL.keras")
+    p.add_argument("--images", type=int, default=1000, help="validation images (default: %(default)s)")
+    p.add_argument("--counted", type=int, default=64, help="vectors per layer whose preimages are counted (default: %(default)s)")
+    p.add_argument("--output", type=Path, default=ROOT / "results" / "branches.json")
+    args = p.parse_args()
+    missing = [str(path) for path in args.models if not path.exists()]
+    if missing:
+        p.error(f"no such file: {', '.join(missing)}")
+    flows = [measure(path, args.images, args.counted) for path in args.models]
+    write_json(args.output, {"benchmark": "branches", "flows": flows})
+    print(args.output)
+
+
+if __name__ == "__main__":
+    main()
