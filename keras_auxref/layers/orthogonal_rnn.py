@@ -15,8 +15,9 @@ class OrthogonalRNN(keras.layers.RNN):
     """A recurrent network whose transition preserves norms: h_t = activation(T(h_{t−1}) + V x_t + b).
 
     What does not depend on the state, V x_t + b for every t and the kernel of T, is computed once per sequence. On TensorFlow the
-    rest is one loop with its gradient in closed form (`ops.recurrence`), unless a mask, `recurrent_dropout`, `unroll`, half
-    precision or an activation without a known derivative asks for the general loop of Keras. Both compute the same.
+    rest is one loop (`ops.recurrence`), with its gradient in closed form while training, unless a mask, `recurrent_dropout`,
+    `unroll`, half precision or an activation without a known derivative asks for the general loop of Keras. Both compute the
+    same.
 
     Args:
         units: Positive integer, the size n of the state.
@@ -136,6 +137,7 @@ class OrthogonalRNN(keras.layers.RNN):
             transition="aux" if cell.transition == "aux" else "linear",
             activation=activation,
             return_sequences=self.return_sequences,
+            closed_form=training,
         )
         if not self.return_sequences:
             return outputs, outputs[:, None], [outputs]

@@ -31,6 +31,9 @@ class OrthogonalRNNCell(keras.layers.SimpleRNNCell):
     Neither the state nor, as long as T is orthogonal, its gradient grows or shrinks on its way through the transition. The
     auxiliary reflection represents every orthogonal U (W = I − U) and starts as one.
 
+    `OrthogonalRNN` runs the cell over a sequence and computes the kernel of T once; `keras.layers.RNN` and
+    `keras.layers.StackedRNNCells` take the cell too, and compute it in every step.
+
     Args:
         units: Positive integer, the size n of the state.
         transition: `"aux"`, `"householder"`, `"cayley"` or `"exp"`.
