@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras_auxref.ops._xla import inside_xla
 from keras_auxref.ops.factors import EIGEN, EIGEN_WIDE, PER_SAMPLE, SYMMETRIC, Factors
 from keras_auxref.ops.reflect import annihilated, central_coefficient
-from keras_auxref.ops.resolvent import EigenResolvent, PerSampleResolvent, Resolvent, resolvent_of, row_dot
+from keras_auxref.ops.resolvent import EigenResolvent, PerSampleResolvent, Resolvent, SymmetricResolvent, resolvent_of, row_dot
 from keras_auxref.ops.secular import Bracket, bracket_of, solve_secular
 
 _LEAVE = 1 / 16  # the share of a batch that is small enough to be left behind
@@ -135,10 +135,16 @@ class _Search(NamedTuple):
         index = tf.where(rows[:, 0])
         y, c, dead = (tf.gather_nd(t, index) for t in (y, found.c, dead))
         start = tf.where(tf.math.is_finite(c), tf.cast(c, wide), start)
-        y, w, resolvent = tf.cast(y, wide), tf.cast(w, wide), EigenResolvent(self.factors, wide)
+        y, w, resolvent = tf.cast(y, wide), tf.cast(w, wide), _eigen(self.factors, wide)
         alone = _refine(self.run(y, w, dead, start, resolvent), y, w, dead, resolvent)
         alone = _cast(alone._replace(steps=alone.steps + tf.gather_nd(found.steps, index)), dtype)
         return _Attempt(*(tf.tensor_scatter_nd_update(a, index, b) for a, b in zip(found, alone, strict=True)))
+
+
+def _eigen(factors: Factors, dtype: tf.DType) -> Resolvent:
+    """The resolvent by eigenvectors in any dtype: that of a general W, which serves symmetric ones too, where it is not known."""
+    symmetric = isinstance(factors.route, int) and factors.route == SYMMETRIC
+    return SymmetricResolvent(factors, dtype) if symmetric else EigenResolvent(factors, dtype)
 
 
 def _cast(found: _Attempt, dtype: tf.DType) -> _Attempt:
@@ -170,7 +176,7 @@ def solve(y: tf.Tensor, w: tf.Tensor, factors: Factors, near: tf.Tensor | None, 
         return _cast(_refine(search.run(rows, matrix, dead, start, resolvent), rows, matrix, dead, resolvent), dtype)
 
     def refine(kind: tf.DType) -> _Attempt:
-        return _cast(_refine(found, tf.cast(y, kind), tf.cast(w, kind), dead, EigenResolvent(factors, kind)), dtype)
+        return _cast(_refine(found, tf.cast(y, kind), tf.cast(w, kind), dead, _eigen(factors, kind)), dtype)
 
     if together:  # XLA cannot pick rows
         found = switch(factors, bracket.certified, dtype, find)

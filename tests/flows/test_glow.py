@@ -27,7 +27,7 @@ def gradients(count, shape=(8, 8, 3), seed=0):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("float64", 1e-9)])
-@pytest.mark.parametrize("mixing", ["aux", "aux_relaxed_cayley"])
+@pytest.mark.parametrize("mixing", ["aux", pytest.param("aux_relaxed_cayley", marks=pytest.mark.slow)])
 def test_log_prob_is_that_of_a_brute_force_jacobian(mixing, dtype, tolerance):
     model = disturb(small(mixing, dtype=dtype))
     x = tf.constant(np.random.default_rng(0).uniform(size=(2, *SHAPE)), dtype)

@@ -16,8 +16,12 @@ def built(shape, mixing="aux", dtype="float64", **kwargs):
     return layer
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("float64", 1e-9)])
-@pytest.mark.parametrize("mixing", [*MIXINGS, kernels.Spectral(0.99)])
+CASES = [("aux", "float32", 1e-4), ("aux_relaxed_cayley", "float64", 1e-9), ("conv", "float64", 1e-9)]
+EVERY = [(m, d, t) for m in (*MIXINGS, kernels.Spectral(0.99)) for d, t in (("float32", 1e-4), ("float64", 1e-9))]
+REST = [pytest.param(*case, marks=pytest.mark.slow) for case in EVERY if case not in CASES]
+
+
+@pytest.mark.parametrize(("mixing", "dtype", "tolerance"), [*CASES, *REST])
 def test_inverse_and_log_determinant_are_those_of_the_whole_map(mixing, dtype, tolerance):
     layer = disturb(built((4, 4, 3), mixing, dtype))
     x = np.random.default_rng(1).uniform(size=(2, 4, 4, 3)).astype(dtype)
