@@ -65,7 +65,7 @@ def test_counts_are_positive_integers(argument):
 
 
 def test_initialize_standardises_what_leaves_every_act_norm():
-    layer = built((4, 4, 3), "fixed", steps=1)
+    layer = built((4, 4, 3), "fixed", levels=1, steps=1)
     assert not layer.initialized
     x = np.random.default_rng(1).uniform(size=(64, 4, 4, 3))
     layer.initialize(x)
