@@ -175,8 +175,8 @@ def solve(y: tf.Tensor, w: tf.Tensor, factors: Factors, near: tf.Tensor | None, 
             return _cast(search.run(rows, matrix, dead, start, resolvent, _LEAVE), dtype)
         return _cast(_refine(search.run(rows, matrix, dead, start, resolvent), rows, matrix, dead, resolvent), dtype)
 
-    def refine(kind: tf.DType) -> _Attempt:
-        return _cast(_refine(found, tf.cast(y, kind), tf.cast(w, kind), dead, _eigen(factors, kind)), dtype)
+    def refine(resolvent: Resolvent, kind: tf.DType) -> _Attempt:
+        return _cast(_refine(found, tf.cast(y, kind), tf.cast(w, kind), dead, resolvent), dtype)
 
     if together:  # XLA cannot pick rows
         found = switch(factors, bracket.certified, dtype, find)
@@ -184,8 +184,14 @@ def solve(y: tf.Tensor, w: tf.Tensor, factors: Factors, near: tf.Tensor | None, 
         found = switch(factors, True, dtype, find)
         eigen = factors.route != PER_SAMPLE
         trusted = bracket.certified & (factors.route != EIGEN_WIDE)
-        precision = tf.where(eigen, tf.where(trusted, 1, 2), 0)
-        found = tf.switch_case(precision, [lambda: found, lambda: refine(dtype), lambda: refine(wide)])
+        precision = tf.where(trusted, tf.where(tf.equal(factors.route, SYMMETRIC), 1, 2), 3)
+        refinements = [
+            lambda: found,
+            lambda: refine(SymmetricResolvent(factors, dtype), dtype),
+            lambda: refine(EigenResolvent(factors, dtype), dtype),
+            lambda: refine(_eigen(factors, wide), wide),
+        ]
+        found = tf.switch_case(tf.where(eigen, precision, 0), refinements)
         rows = (~found.done | ~(found.residual <= _tolerance(dtype, bracket) / 10)) & tf.math.is_finite(y[:, :1]) & ~dead & eigen
         found = tf.cond(tf.reduce_any(rows), lambda: search.again(found, rows, y, w, dead, start), lambda: found)
     x = found.x + tf.where(found.residual <= _tolerance(dtype, bracket), tf.zeros([], dtype), tf.constant(float("nan"), dtype))
