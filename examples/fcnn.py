@@ -114,6 +114,7 @@ def main() -> None:
             batch_size=args.batch_size,
             checkpoints=checkpoints,
             verbose=args.verbose,
+            save=output / f"{stem}-{name}-{number}.keras" if args.save else None,
         )
         # Frees the graphs of the last model: four maps at d = 784 would otherwise pile up.
         keras.backend.clear_session()

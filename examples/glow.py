@@ -14,7 +14,6 @@ reconstructions and interpolations, and the trained models.
 """
 
 # Keras and TensorFlow are imported where they are used: they take seconds, and a wrong argument or missing data should not.
-import argparse
 import statistics
 from pathlib import Path
 from typing import Any
@@ -90,12 +89,6 @@ def arguments() -> Any:
     p.add_argument("--learning-rate", type=cli.positive_number, default=1e-3, metavar="X", help="of Adam (default: %(default)s)")
     p.add_argument(
         "--warmup", type=cli.natural, default=100, metavar="N", help="steps until the full rate (default: %(default)s)"
-    )
-    p.add_argument(
-        "--save",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="write every trained model as a .keras file (default: yes)",
     )
     p.add_argument("--measure", action="store_true", help="with --resume: measure finished runs again, from their .keras files")
     args = cli.parse(p)
@@ -216,9 +209,7 @@ def main() -> None:
         # ActNorm starts from data; `fit` would take the images of its first batch.
         model.initialize(dataset.train_images[:INITIAL_IMAGES])
 
-        def afterwards(model: Any = model, saved: Path = saved, pictures_of: Path | None = pictures_of) -> dict[str, Any]:
-            if args.save:
-                flows.save_model(model, saved)
+        def afterwards(model: Any = model, pictures_of: Path | None = pictures_of) -> dict[str, Any]:
             return measure(model, dataset.validation_images, pictures_of)
 
         training.train(
@@ -234,6 +225,7 @@ def main() -> None:
             verbose=args.verbose,
             steps_per_epoch=args.steps_per_epoch,
             validation_batch=VALIDATION_BATCH,
+            save=saved if args.save else None,
             afterwards=afterwards,
         )
         # Frees the graphs of the last model.

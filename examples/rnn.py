@@ -237,6 +237,7 @@ def main() -> None:
             # Of a batch the inputs of all 784 steps are projected at once.
             validation_batch=250,
             verbose=args.verbose,
+            save=output / f"{stem}-{name}-{number}.keras" if args.save else None,
         )
         # Frees the graphs of the last model.
         keras.backend.clear_session()

@@ -41,6 +41,12 @@ def parser(description: str, datasets: Sequence[str], defaults: dict[str, dict[s
     p.add_argument("--jit", action=argparse.BooleanOptionalAction, help="compile the training step with XLA (default: on a GPU)")
     p.add_argument("--output", type=Path, metavar="DIR", help="folder for results and figure (default: runs/EXAMPLE-DATASET)")
     p.add_argument("--resume", action="store_true", help="skip runs that are finished in the output folder, continue the others")
+    p.add_argument(
+        "--save",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="write every trained model as a .keras file (default: yes)",
+    )
     p.add_argument("--download", action=argparse.BooleanOptionalAction, default=True, help="allow a download of the data")
     p.add_argument(
         "--verbose", type=int, choices=(0, 1, 2), default=1, help="Keras: 0 silent, 1 progress bar (default), 2 a line per epoch"

@@ -71,16 +71,8 @@ def _plain(entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def save_model(model: Any, path: Path) -> None:
-    """Write a `.keras` file aside and rename it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f"{path.stem}.{os.getpid()}.tmp.keras")
-    model.save(aside)
-    os.replace(aside, path)
-
-
 def load_model(path: Path) -> Any:
-    """A model that `save_model` wrote."""
+    """A flow that `training.save_model` wrote."""
     import keras
 
     import keras_auxref.flows  # noqa: F401 (Keras then knows the classes of the file)

@@ -1,5 +1,6 @@
 """Training with `model.fit`, timed and recorded epoch by epoch, and resumed after an interruption."""
 
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -86,14 +87,15 @@ def train(
     verbose: Any = "auto",
     steps_per_epoch: int | None = None,
     validation_batch: int = VALIDATION_BATCH,
+    save: Path | None = None,
     afterwards: Callable[[], dict[str, Any]] | None = None,
 ) -> None:
     """Train a compiled model and record it in `results`, going on from the last checkpoint of an unfinished run.
 
     A checkpoint of the model and its optimizer is kept in the folder `checkpoints` during the run and removed at its end.
     Continuing is not bit for bit the uninterrupted run: the order of the images starts anew. With `steps_per_epoch` an epoch is
-    that many steps, whatever the number of images. What `afterwards` measures on the trained model becomes `run.measurements`;
-    the run counts as finished only then.
+    that many steps, whatever the number of images. The trained model goes to the file `save`, what `afterwards` measures on it
+    becomes `run.measurements`, and the run counts as finished only then.
     """
     if not run.curves:
         shutil.rmtree(checkpoints, ignore_errors=True)
@@ -110,11 +112,21 @@ def train(
         # The record is written before the checkpoint, so that it never has an epoch less.
         callbacks=[EpochRecorder(run, results, measures), Checkpoint(checkpoints, delete_checkpoint=False), *callbacks],
     )
+    if save:
+        save_model(model, save)
     if afterwards:
         run.measurements = afterwards()
     run.finished = True
     results.save(run)
     shutil.rmtree(checkpoints, ignore_errors=True)
+
+
+def save_model(model: keras.Model, path: Path) -> None:
+    """Write a `.keras` file aside and rename it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f"{path.stem}.{os.getpid()}.tmp.keras")
+    model.save(aside)
+    os.replace(aside, path)
 
 
 def _arrays(data: Data, batch_size: int) -> dict[str, Any]:

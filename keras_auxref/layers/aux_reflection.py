@@ -8,6 +8,7 @@ from keras_auxref import kernels, ops
 from keras_auxref.initializers import PACKAGE, outside_graphs
 from keras_auxref.kernels import Certificate
 from keras_auxref.layers._checks import last_axis, require_built, require_floating
+from keras_auxref.layers._frozen import Freezable
 from keras_auxref.layers._invertible import Invertible
 from keras_auxref.ops._checks import as_tensor
 from keras_auxref.ops.reflect import central_coefficient, coefficient
@@ -16,7 +17,7 @@ BRANCH_MOMENTUM = 0.9
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
-class AuxReflection(Invertible, keras.layers.Layer):
+class AuxReflection(Freezable, Invertible, keras.layers.Layer):
     """The auxiliary reflection of the last axis of its input: f(x) = H(n(x)) x.
 
         f(x) = H(Wx) x = x − c u,      u = W x,      c = 2 uᵀx / ‖u‖²
@@ -133,15 +134,27 @@ class AuxReflection(Invertible, keras.layers.Layer):
     def kernel(self) -> Any:
         """W as a tensor of shape (d, d), computed from the trainable weights."""
         self._require_kernel("kernel")
+        return self.once("kernel", self._compute_kernel)
+
+    def _compute_kernel(self) -> Any:
         return self.parametrization({name: as_tensor(variable, name) for name, variable in self._weights_of_kernel.items()})
+
+    def _factoring(self) -> dict[str, Any]:
+        """The arguments by which `ops.inverse` and `ops.log_det_jacobian` find the factors of W, or get them."""
+        symmetric = True if self.parametrization.symmetric else None
+        if not self.is_frozen:
+            return {"symmetric": symmetric}
+        return {
+            "factors": self.once("factors", lambda: ops.factorize(keras.ops.cast(self.kernel, self.compute_dtype), symmetric))
+        }
 
     def inverse(self, y: Any) -> Any:
         """x with f(x) = y. See `ops.inverse` for what is guaranteed; `certificate()` tells whether x is unique."""
-        return self._with_kernel(ops.inverse, y, "inverse", near=self.branch)
+        return self._with_kernel(ops.inverse, y, "inverse", near=self.branch, **self._factoring())
 
     def log_det_jacobian(self, x: Any) -> Any:
         """log|det ∂f/∂x| for every vector on the last axis of x, shape `(batch, ...)`."""
-        return self._with_kernel(ops.log_det_jacobian, x, "log_det_jacobian")
+        return self._with_kernel(ops.log_det_jacobian, x, "log_det_jacobian", **self._factoring())
 
     def forward_and_log_det(self, x: Any, training: bool | None = None) -> tuple[Any, Any]:
         """f(x) and log|det ∂f/∂x|, from one computation of W."""
@@ -150,11 +163,11 @@ class AuxReflection(Invertible, keras.layers.Layer):
         w = keras.ops.cast(self.kernel, x.dtype)
         if training and self.branch is not None:
             self._follow_branch(x, w)
-        return ops.reflect(x, w), ops.log_det_jacobian(x, w, symmetric=True if self.parametrization.symmetric else None)
+        return ops.reflect(x, w), ops.log_det_jacobian(x, w, **self._factoring())
 
     def coefficient(self, x: Any) -> Any:
         """c(x) = 2 uᵀx/‖u‖², u = W x, for every vector on the last axis: which branch of the inverse x lies on."""
-        return self._with_kernel(lambda x, w, symmetric: coefficient(x, w), x, "coefficient")
+        return self._with_kernel(coefficient, x, "coefficient")
 
     def certificate(self) -> Certificate:
         """What is proven about the invertibility of this layer, as it is now."""
@@ -169,9 +182,7 @@ class AuxReflection(Invertible, keras.layers.Layer):
     def _with_kernel(self, function: Any, x: Any, name: str, **kwargs: Any) -> Any:
         self._require_kernel(name)
         x = keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)
-        return function(
-            x, keras.ops.cast(self.kernel, x.dtype), symmetric=True if self.parametrization.symmetric else None, **kwargs
-        )
+        return function(x, keras.ops.cast(self.kernel, x.dtype), **kwargs)
 
     def _require_kernel(self, name: str) -> None:
         if self.network is not None:

@@ -6,12 +6,13 @@ import keras
 
 from keras_auxref.initializers import PACKAGE, outside_graphs
 from keras_auxref.layers._checks import last_axis, require_floating
+from keras_auxref.layers._frozen import Freezable
 from keras_auxref.layers._invertible import Invertible
-from keras_auxref.ops._log_abs_det import log_abs_det, solve_rows
+from keras_auxref.ops._log_abs_det import inverse_matrix, log_abs_det, multiply_rows, solve_rows
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
-class InvertibleDense(Invertible, keras.layers.Layer):
+class InvertibleDense(Freezable, Invertible, keras.layers.Layer):
     """A square matrix on the last axis: y = W x, log|det ∂y/∂x| = log|det W|.
 
     On images this is the invertible 1×1 convolution. Nothing keeps W invertible during training: −∞ as log-determinant says
@@ -67,12 +68,15 @@ class InvertibleDense(Invertible, keras.layers.Layer):
     def inverse(self, y: Any) -> Any:
         """x = W⁻¹y, by a solve in float64."""
         y = self._tensor(y, "inverse")
+        if self.is_frozen:
+            return multiply_rows(self.once("inverse", lambda: inverse_matrix(self.kernel)), y)
         return solve_rows(self.kernel, y)
 
     def log_det_jacobian(self, x: Any) -> Any:
         """log|det W| for every vector on the last axis of x, shape `(batch, ...)`; −∞ for a singular W."""
         x = self._tensor(x, "log_det_jacobian")
-        return keras.ops.zeros_like(x[..., 0]) + keras.ops.cast(log_abs_det(self.kernel), x.dtype)
+        value = self.once("log_abs_det", lambda: log_abs_det(self.kernel))
+        return keras.ops.zeros_like(x[..., 0]) + keras.ops.cast(value, x.dtype)
 
     def get_config(self) -> dict[str, Any]:
         return {

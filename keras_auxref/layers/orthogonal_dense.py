@@ -8,6 +8,7 @@ import numpy as np
 from keras_auxref import ops
 from keras_auxref.initializers import PACKAGE, Cayley, Henaff, ReflectionOf, UniformFanIn, outside_graphs
 from keras_auxref.layers._checks import last_axis, require_built, require_floating
+from keras_auxref.layers._frozen import Freezable
 from keras_auxref.layers._invertible import Invertible
 from keras_auxref.ops._rows import map_rows
 from keras_auxref.ops.cayley import cayley_inverse
@@ -20,7 +21,7 @@ _ORTHOGONAL = (Cayley, Henaff, keras.initializers.Orthogonal, keras.initializers
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
-class OrthogonalDense(Invertible, keras.layers.Layer):
+class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
     """A trainable orthogonal matrix on the last axis of its input: y = U x.
 
         householder:  U = H(v₁) … H(v_k), v the columns of the weight        every U with det U = (−1)ᵏ for k = d
@@ -125,7 +126,7 @@ class OrthogonalDense(Invertible, keras.layers.Layer):
     def matrix(self) -> Any:
         """U as a tensor of shape (d, d), computed from the trainable weight."""
         require_built(self, "matrix")
-        return _TO_MATRIX[self.map](keras.ops.convert_to_tensor(self.kernel))
+        return self.once("matrix", lambda: _TO_MATRIX[self.map](keras.ops.convert_to_tensor(self.kernel)))
 
     def inverse(self, y: Any) -> Any:
         """x = Uᵀy, with U x = y."""
@@ -145,7 +146,7 @@ class OrthogonalDense(Invertible, keras.layers.Layer):
         return dense
 
     def _apply(self, x: Any, inverse: bool) -> Any:
-        if self.map == "householder":
+        if self.map == "householder" and not self.is_frozen:
             # The reflections are their own inverses: Uᵀ = H(v_k)…H(v₁).
             v = keras.ops.convert_to_tensor(self.kernel)
             return ops.householder_product(keras.ops.flip(v, axis=1) if inverse else v, x)

@@ -44,6 +44,21 @@ def solve_rows(w: Any, y: Any) -> Any:
     return ops.cast(x, y.dtype)
 
 
+def inverse_matrix(w: Any) -> Any:
+    """W⁻¹, in float64 on TensorFlow whatever the dtype; NaN for a singular W."""
+    w = as_tensor(w, "w")
+    regular = ops.isfinite(log_abs_det(w))
+    w = ops.cast(w, _wide(w))
+    # `inv` raises on a singular matrix, also in the branch that is not taken.
+    return ops.where(regular, ops.inv(ops.where(regular, w, ops.eye(w.shape[0], dtype=w.dtype))), float("nan"))
+
+
+def multiply_rows(matrix: Any, y: Any) -> Any:
+    """M y for every vector on the last axis of y, in the precision of M, as a tensor of the dtype of y."""
+    wide = ops.cast(y, matrix.dtype)
+    return ops.cast(map_rows(lambda rows: ops.matmul(rows, ops.transpose(matrix)), wide), y.dtype)
+
+
 def _wide(w: Any) -> str:
     if keras.backend.backend() == "tensorflow":
         return "float64"

@@ -11,6 +11,18 @@ from keras_auxref.ops._shared import shared
 from keras_auxref.ops._xla import inside_xla
 
 SYMMETRIC, EIGEN, EIGEN_WIDE, PER_SAMPLE = range(4)
+_SINGULAR = 1e15  # |c| for which I − cW is numerically −cW, for a W with max|W| = 1
+
+
+class Bracket(NamedTuple):
+    """Every preimage has its c in [low, high] = [2λmin(S), 2λmax(S)], S the symmetric part of W⁻¹ (scaled by max|W|).
+
+    `certified` is True when S or −S is positive definite with condition below 2: then the root is unique.
+    """
+
+    low: tf.Tensor
+    high: tf.Tensor
+    certified: tf.Tensor
 
 
 class Factors(NamedTuple):
@@ -24,11 +36,13 @@ class Factors(NamedTuple):
         w: W / scale, with the identity in the place of a W that is zero or not finite.
         scale: The power of two for which max|W| / scale is about 1; NaN when W is not finite.
         route: How accurate a batch in the dtype asked for will be: `SYMMETRIC`; `EIGEN`, well-conditioned eigenvectors;
-            `EIGEN_WIDE`, only when the batch is in float64; `PER_SAMPLE`, not at all, factor one matrix per vector.
+            `EIGEN_WIDE`, only when the batch is in float64; `PER_SAMPLE`, not at all, factor one matrix per vector. A Python
+            integer where it is known while tracing: then the other ways do not come into the graph.
         weight: (m,), 1 for a real and 2 for a complex eigenvalue.
         eigenvalue: (2, m), real and imaginary parts of λ.
         right: (2, m, d), real and imaginary parts of the eigenvectors p_k, the columns of P.
         left: (2, m, d), real and imaginary parts of the rows q_k of P⁻¹.
+        bracket: Where the inverse looks for c; None where it has not been computed yet.
     """
 
     w: tf.Tensor
@@ -38,6 +52,7 @@ class Factors(NamedTuple):
     eigenvalue: tf.Tensor
     right: tf.Tensor
     left: tf.Tensor
+    bracket: Bracket | None = None
 
 
 def factorize(w: Any, symmetric: bool | None = None) -> Factors:
@@ -58,7 +73,10 @@ def factorize(w: Any, symmetric: bool | None = None) -> Factors:
     if len(w.shape) != 2 or w.shape[0] != w.shape[1]:
         raise ValueError(f"`w` must be a square matrix. Expected shape (d, d). Received: {tuple(w.shape)}")
     check_finite(w, "w")
-    return factors_of(tf.convert_to_tensor(w), symmetric)
+    factors = factors_of(tf.convert_to_tensor(w), symmetric)
+    if tf.executing_eagerly():
+        factors = factors._replace(route=int(factors.route))
+    return factors._replace(bracket=bracket_of(factors))
 
 
 def factors_of(w: tf.Tensor, symmetric: bool | None) -> Factors:
@@ -141,3 +159,32 @@ def _general(w: tf.Tensor, scale: tf.Tensor, dtype: str) -> Factors:
     # Comparisons with NaN are false, so that whatever went wrong ends in the route that needs no eigenvectors.
     route = tf.where(condition <= narrow, EIGEN, tf.where(condition <= usable, EIGEN_WIDE, PER_SAMPLE))
     return Factors(w, scale, tf.cast(route, tf.int32), weight, eigenvalue, right, left)
+
+
+def bracket_of(factors: Factors) -> Bracket:
+    """The bracket of the inverse, computed unless the factors hold it."""
+    if factors.bracket is not None:
+        return factors.bracket
+    if isinstance(factors.route, int):
+        return _bracket(factors, symmetric=factors.route == SYMMETRIC)
+    return tf.cond(factors.route == SYMMETRIC, lambda: _bracket(factors, True), lambda: _bracket(factors, False))
+
+
+def _bracket(factors: Factors, symmetric: bool) -> Bracket:
+    """The bracket from the eigenvalues of a symmetric W, or from W⁻¹."""
+    if symmetric:
+        s = 1 / factors.eigenvalue[0]
+    else:
+        q, r = tf.linalg.qr(factors.w)
+        inverse = tf.linalg.triangular_solve(r, tf.transpose(q), lower=False)
+        inverse = tf.where(
+            tf.reduce_all(tf.abs(inverse) < _SINGULAR), inverse, _SINGULAR * tf.eye(factors.w.shape[0], dtype=tf.float64)
+        )
+        s = tf.linalg.eigvalsh((inverse + tf.transpose(inverse)) / 2)
+    low, high = tf.reduce_min(s), tf.reduce_max(s)
+    invertible = tf.reduce_all(tf.abs(s) < _SINGULAR)
+    certified = invertible & (((low > 0) & (high < 2 * low)) | ((high < 0) & (low > 2 * high)))
+    # Rounding in the eigenvalues, which XLA gives to six digits only, must not push a root out of the bracket.
+    slack = (1e-5 if inside_xla() else 64 * epsilon("float64")) * tf.maximum(tf.abs(low), tf.abs(high))
+    limit = tf.constant(2 * _SINGULAR, tf.float64)
+    return Bracket(tf.where(invertible, 2 * low - slack, -limit), tf.where(invertible, 2 * high + slack, limit), certified)

@@ -53,6 +53,16 @@ def nudge(dtype: tf.DType) -> float:
     return 1e-100 if dtype == tf.float64 else 1e-12
 
 
+def _one_minus(c: tf.Tensor, eigenvalue: tf.Tensor) -> tf.Tensor:
+    """1 − cλ for every row and eigenvalue, as a product with (1, c).
+
+    TensorFlow multiplies a column with a row much faster than it broadcasts one over the other, and its graph optimiser, which
+    would merge the 1 of a sum with a later `nudge` and lose that, leaves products alone.
+    """
+    one_and_c = tf.concat([tf.ones_like(c), c], axis=-1)
+    return tf.matmul(one_and_c, tf.stack([tf.ones_like(eigenvalue), -eigenvalue]))
+
+
 class SymmetricResolvent:
     """W = PΛPᵀ with orthogonal P: O(d) per vector and step of the secular equation."""
 
@@ -64,7 +74,7 @@ class SymmetricResolvent:
         self.powers = tf.stack([tf.ones_like(self.eigenvalue), self.eigenvalue, self.eigenvalue**2], axis=1)
 
     def _diagonal(self, c: tf.Tensor) -> tf.Tensor:
-        return 1 - c * self.eigenvalue + nudge(c.dtype)
+        return _one_minus(c, self.eigenvalue) + nudge(c.dtype)
 
     def log_abs_det(self, c: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(tf.math.log(tf.abs(self._diagonal(c))), axis=-1, keepdims=True)
@@ -112,9 +122,7 @@ class EigenResolvent:
 
     def _diagonal(self, c: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Re D, Im D and 1/|D|² of D = 1 − cΛ."""
-        # Products with (1, c): TensorFlow multiplies a column with a row much faster than it broadcasts one over the other.
-        one_and_c = tf.concat([tf.ones_like(c), c], axis=-1)
-        real = tf.matmul(one_and_c, tf.stack([tf.ones_like(self.real), -self.real]))
+        real = _one_minus(c, self.real)
         imaginary = tf.matmul(c, -self.imaginary[None])
         return real, imaginary, 1 / (tf.square(real) + tf.square(imaginary) + nudge(c.dtype) ** 2)
 

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_auxref.ops._xla import inside_xla
-from keras_auxref.ops.factors import EIGEN, EIGEN_WIDE, PER_SAMPLE, SYMMETRIC, Factors
+from keras_auxref.ops.factors import EIGEN, EIGEN_WIDE, PER_SAMPLE, SYMMETRIC, Bracket, Factors, bracket_of
 from keras_auxref.ops.reflect import annihilated, central_coefficient
 from keras_auxref.ops.resolvent import EigenResolvent, PerSampleResolvent, Resolvent, SymmetricResolvent, resolvent_of, row_dot
-from keras_auxref.ops.secular import Bracket, bracket_of, solve_secular
+from keras_auxref.ops.secular import solve_secular
 
 _LEAVE = 1 / 16  # the share of a batch that is small enough to be left behind
 
@@ -72,9 +72,10 @@ def switch(factors: Factors, certified: tf.Tensor | bool, dtype: tf.DType, funct
     routes = [(SYMMETRIC, dtype), (SYMMETRIC, wide), (EIGEN, dtype), (EIGEN_WIDE, wide), (PER_SAMPLE, wide)]
     branches = [lambda route=route, kind=kind: function(*resolvent_of(factors, route, kind)) for route, kind in routes]
     if isinstance(factors.route, int):  # known while tracing
-        if factors.route == PER_SAMPLE:
-            return branches[4]()
-        return branches[0]() if dtype == wide else tf.cond(certified, branches[0], branches[1])
+        if factors.route in (EIGEN_WIDE, PER_SAMPLE):
+            return branches[factors.route + 1]()
+        trusted, careful = (0, 1) if factors.route == SYMMETRIC else (2, 3)
+        return branches[trusted]() if dtype == wide else tf.cond(certified, branches[trusted], branches[careful])
     trusted = tf.cast(certified, tf.int32)
     index = tf.where(factors.route == SYMMETRIC, 1 - trusted, tf.where(factors.route == EIGEN, 3 - trusted, factors.route + 1))
     return tf.switch_case(index, branches)
@@ -159,10 +160,7 @@ def solve(y: tf.Tensor, w: tf.Tensor, factors: Factors, near: tf.Tensor | None, 
     in float64, since nothing bounds the condition of its Jacobian.
     """
     dtype, wide = y.dtype, tf.float64
-    if isinstance(factors.route, int):
-        bracket = bracket_of(factors, symmetric=factors.route == SYMMETRIC)
-    else:
-        bracket = tf.cond(factors.route == SYMMETRIC, lambda: bracket_of(factors, True), lambda: bracket_of(factors, False))
+    bracket = bracket_of(factors)
     dead = annihilated(y, w)
     # c belongs to W, and factors.w is W / scale.
     start = central_coefficient(factors.w) if near is None else near * factors.scale

@@ -5,42 +5,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from keras_auxref.ops._rows import epsilon
-from keras_auxref.ops._xla import inside_xla
-from keras_auxref.ops.factors import Factors
+from keras_auxref.ops.factors import Bracket
 from keras_auxref.ops.resolvent import Resolvent
-
-_SINGULAR = 1e15  # |c| for which I − cW is numerically −cW, for a W with max|W| = 1
-
-
-class Bracket(NamedTuple):
-    """Every preimage has its c in [low, high] = [2λmin(S), 2λmax(S)], S the symmetric part of W⁻¹ (scaled by max|W|).
-
-    `certified` is True when S or −S is positive definite with condition below 2: then the root is unique.
-    """
-
-    low: tf.Tensor
-    high: tf.Tensor
-    certified: tf.Tensor
-
-
-def bracket_of(factors: Factors, symmetric: bool) -> Bracket:
-    """The bracket from the eigenvalues of a symmetric W, or from W⁻¹."""
-    if symmetric:
-        s = 1 / factors.eigenvalue[0]
-    else:
-        q, r = tf.linalg.qr(factors.w)
-        inverse = tf.linalg.triangular_solve(r, tf.transpose(q), lower=False)
-        inverse = tf.where(
-            tf.reduce_all(tf.abs(inverse) < _SINGULAR), inverse, _SINGULAR * tf.eye(factors.w.shape[0], dtype=tf.float64)
-        )
-        s = tf.linalg.eigvalsh((inverse + tf.transpose(inverse)) / 2)
-    low, high = tf.reduce_min(s), tf.reduce_max(s)
-    invertible = tf.reduce_all(tf.abs(s) < _SINGULAR)
-    certified = invertible & (((low > 0) & (high < 2 * low)) | ((high < 0) & (low > 2 * high)))
-    # Rounding in the eigenvalues, which XLA gives to six digits only, must not push a root out of the bracket.
-    slack = (1e-5 if inside_xla() else 64 * epsilon("float64")) * tf.maximum(tf.abs(low), tf.abs(high))
-    limit = tf.constant(2 * _SINGULAR, tf.float64)
-    return Bracket(tf.where(invertible, 2 * low - slack, -limit), tf.where(invertible, 2 * high + slack, limit), certified)
 
 
 class Root(NamedTuple):

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from keras_auxref import ops
 from keras_auxref.ops import factors as routes
-from tests.support import certified, differences, gradients, orthogonal, relative, residual, weighted_gradient
+from tests.support import certified, differences, gradients, orthogonal, reflect, relative, residual, weighted_gradient
 
 LIMIT = {"float32": 1e-5, "float64": 1e-12}
 
@@ -202,9 +202,47 @@ def test_half_precision(rng):
     np.testing.assert_allclose(tf.cast(x, tf.float64), exact, atol=0.03)
 
 
-def test_factors_can_be_reused(rng):
-    w, y = certified(5, 1.5, 1.0, rng), rng.normal(size=(4, 5))
-    np.testing.assert_allclose(ops.inverse(y, w, factors=ops.factorize(w)), ops.inverse(y, w), rtol=1e-12)
+@pytest.mark.parametrize(
+    ("matrix", "route"),
+    [
+        (lambda rng: certified(4, 1.5, 0.0, rng), routes.SYMMETRIC),
+        (lambda rng: np.diag([1.0, -2.0, 0.3, 4.0]), routes.SYMMETRIC),  # without certificate
+        (lambda rng: certified(4, 1.5, 3.0, rng), routes.EIGEN),
+        (lambda rng: rng.normal(size=(4, 4)), routes.EIGEN),
+        (lambda rng: np.array([[1.0, 0.05], [0.0, 1.0001]]), routes.EIGEN_WIDE),
+        (lambda rng: np.array([[1.0, 0.05], [0.0, 1.0]]), routes.PER_SAMPLE),
+    ],
+)
+def test_factors_can_be_reused(rng, matrix, route):
+    """Value and gradients, where the route is known while tracing and where it is not."""
+    w = matrix(rng).astype("float32")
+    y, g = (rng.normal(size=(4, len(w))).astype("float32") for _ in range(2))
+    factors = ops.factorize(w)
+    assert factors.route == route
+    assert isinstance(factors.route, int)
+    assert factors.bracket is not None
+    known = tf.function(lambda y, w: ops.inverse(y, w, factors=factors), autograph=False)
+    expected = gradients(ops.inverse, [y, w], g)
+    for function in (lambda y, w: ops.inverse(y, w, factors=factors), known):
+        for a, b in zip(gradients(function, [y, w], g), expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.abs(b).max())
+    operations = {op.type for f in _functions(known.get_concrete_function(y, w).graph) for op in f.get_operations()}
+    assert not operations & {"Eig", "SelfAdjointEigV2"}
+
+
+def _functions(graph):
+    """A graph and all that it calls."""
+    return [graph, *(f.graph for f in graph._functions.values())] if hasattr(graph, "_functions") else [graph]
+
+
+@pytest.mark.parametrize("symmetric", [None, True])
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_search_that_lands_on_a_pole_goes_on(dtype, symmetric, jit):
+    """The middle of this bracket is an eigenvalue of W⁻¹. Grappler must not optimise the guard against it away."""
+    w, y = np.diag([1.0, -2.0, 0.3, 4.0]).astype(dtype), np.array([[-0.5, 1.0, 0.2, 0.1]], dtype)
+    inverse = tf.function(lambda y, w: ops.inverse(y, w, symmetric=symmetric), autograph=False, jit_compile=jit)
+    x = inverse(y, w).numpy()
+    np.testing.assert_allclose(reflect(x.astype("float64"), w.astype("float64")), y, atol=1e-6)
 
 
 @pytest.mark.parametrize("function", [ops.inverse, ops.inverse_with_info, ops.newton_inverse])
