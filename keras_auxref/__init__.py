@@ -18,17 +18,21 @@ __all__ = [
     "OrthogonalRNNCell",
     "SVDDense",
     "bijectors",
+    "export_saved_model",
     "flows",
     "initializers",
     "kernels",
     "ops",
+    "serving",
 ]
 
 
 def __getattr__(name: str) -> Any:
     # TensorFlow Probability takes a second to import, and flows need TensorFlow: only those who use them pay for it.
-    if name in ("bijectors", "flows"):
+    if name in ("bijectors", "flows", "serving"):
         return importlib.import_module(f"keras_auxref.{name}")
     if name == "Glow":
         return importlib.import_module("keras_auxref.flows").Glow
+    if name == "export_saved_model":
+        return importlib.import_module("keras_auxref.serving").export_saved_model
     raise AttributeError(f"module 'keras_auxref' has no attribute {name!r}")

@@ -109,7 +109,7 @@ class Glow(keras.Model):
             noise = _fixed_noise(shape, self.compute_dtype)
         x = dequantise(inputs, noise, self.bits, self.compute_dtype)
         z, log_det = self.flow.forward_and_log_det(x, training=training)
-        return self.bits - (_log_normal(z) + log_det) / (self.dimension * math.log(2))
+        return self.bits - (log_normal(z) + log_det) / (self.dimension * math.log(2))
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
@@ -180,9 +180,8 @@ class Glow(keras.Model):
         if not temperature >= 0:
             raise ValueError(f"`temperature` must not be negative. Received: {temperature}")
         pair = tf.cast(self.noise.next(), tf.int64) if seed is None else tf.constant([seed, 0], tf.int64)
-        # One algorithm on every device: the same seed gives the same images everywhere.
-        epsilon = tf.random.stateless_normal((n, self.dimension), pair, dtype=self.compute_dtype, alg="philox")
-        return keras.ops.clip(self._decode(temperature * epsilon), 0, 1)
+        z = temperature * latent(n, self.dimension, pair, self.compute_dtype)
+        return keras.ops.clip(self._decode(z), 0, 1)
 
     @tf.function(reduce_retracing=True, autograph=False)
     def _encode(self, x: Any) -> Any:
@@ -195,7 +194,7 @@ class Glow(keras.Model):
     @tf.function(reduce_retracing=True, autograph=False)
     def _log_prob(self, x: Any) -> Any:
         z, log_det = self.flow.forward_and_log_det(x)
-        return _log_normal(z) + log_det
+        return log_normal(z) + log_det
 
     @tf.function(reduce_retracing=True, autograph=False)
     def _bits_per_dim(self, x: Any) -> Any:
@@ -263,9 +262,14 @@ class Glow(keras.Model):
         return cls(**config)
 
 
-def _log_normal(z: Any) -> Any:
+def log_normal(z: Any) -> Any:
     """log N(z; 0, I)."""
     return -0.5 * keras.ops.sum(keras.ops.square(z), axis=-1) - 0.5 * z.shape[-1] * math.log(2 * math.pi)
+
+
+def latent(n: Any, dimension: int, seed: Any, dtype: Any) -> Any:
+    """n draws from N(0, I), by one algorithm on every device: the same pair of numbers gives the same draws everywhere."""
+    return tf.random.stateless_normal((n, dimension), seed, dtype=dtype, alg="philox")
 
 
 def _fixed_noise(shape: Any, dtype: Any) -> Any:

@@ -1,0 +1,114 @@
+"""Keras models as SavedModels that plain TensorFlow loads."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_auxref.layers._frozen import frozen
+from keras_auxref.ops._checks import require_tensorflow
+from keras_auxref.serving.signatures import Signature, signatures_of
+from keras_auxref.serving.versions import write_version
+
+
+def export_saved_model(
+    model: keras.Model,
+    path: Any,
+    *,
+    version: int | None = None,
+    overwrite: bool = False,
+    outputs: str = "auto",
+    input_signature: Any = None,
+) -> Path:
+    """Writes a model as a versioned TensorFlow SavedModel, for TensorFlow Serving or any process that has TensorFlow.
+
+    The folder `path/VERSION` needs neither this package nor Keras nor TensorFlow Probability. The batch size is free, inputs and
+    outputs have names, and what depends on weights alone, such as the factorisation of W, is computed now and not at every
+    request. A version is written aside and renamed: a server that watches `path` never sees half of one.
+
+    | model | signature | inputs | outputs |
+    |---|---|---|---|
+    | classifier | `serving_default` | those of the model | `probabilities`, `class` |
+    | any other | `serving_default` | those of the model | those of the model; `outputs` if there is one |
+    | `Glow` | `log_prob`, `serving_default` | `images` | `log_prob` |
+    | | `encode` | `images` | `z`, `log_det` |
+    | | `decode` | `z` | `images` |
+    | | `sample` | `n`, `seed`, `temperature`, numbers | `images`; the same seed gives the same images |
+
+    Inputs that Keras named by itself are called `inputs`. Images are numbers in [0, 1], as for `Glow.log_prob`.
+
+    Args:
+        model: A Keras model that is built. A subclassed one must have been called, or be given `input_signature`.
+        path: Folder of the model's versions; its name is the one that TensorFlow Serving is told.
+        version: Number of the version; by default the next free one, from 1 on.
+        overwrite: Whether `version` may be replaced or, where no version is given, the newest. Without it nothing that exists
+            is changed.
+        outputs: What the model computes: `"logits"` or `"probabilities"` make a classifier of it, with one class per entry of the
+            last axis, or two if that has a single entry; `"raw"` does not. `"auto"` takes a model compiled with a cross-entropy
+            for a classifier, and one that ends in a softmax.
+        input_signature: A nest of `tf.TensorSpec`, or of examples, for models whose inputs Keras does not know.
+
+    Returns:
+        The folder of the version that was written.
+
+    Example:
+    >>> import keras, tempfile
+    >>> import tensorflow as tf
+    >>> from keras_auxref import AuxReflection
+    >>> model = keras.Sequential([keras.Input((4,)), AuxReflection(), keras.layers.Dense(3, activation="softmax")])
+    >>> folder = export_saved_model(model, tempfile.mkdtemp())
+    >>> served = tf.saved_model.load(str(folder)).signatures["serving_default"]
+    >>> sorted(served(inputs=tf.ones((2, 4))))
+    ['class', 'probabilities']
+    """
+    require_tensorflow("export_saved_model")
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"`model` must be a Keras model. Expected a `keras.Model`. Received: {type(model).__name__}")
+    kept: list[tf.Variable] = []
+
+    def keep(tensor: Any) -> Any:
+        # One value for all signatures. Single numbers stay in the graph, where branches that they rule out can be left out.
+        if not tensor.shape.num_elements() or tensor.shape.num_elements() == 1:
+            return tensor
+        kept.append(tf.Variable(tensor, trainable=False))
+        return kept[-1]
+
+    def write(folder: Path) -> None:
+        with frozen(model, keep):
+            functions = _trace(signatures_of(model, outputs, input_signature))
+        module = tf.Module()
+        # Only what the functions read: neither the state of an optimizer nor weights that a constant stands for.
+        used = {id(variable): variable for function in functions.values() for variable in function.graph.variables}
+        module.weights = list(used.values())
+        # Without gradients: a server does not need them, and closed forms keep what a SavedModel cannot hold.
+        options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+        with _quiet():
+            tf.saved_model.save(module, str(folder), signatures=functions, options=options)
+
+    return write_version(Path(path), write, version, overwrite)
+
+
+def _trace(signatures: dict[str, Signature]) -> dict[str, Any]:
+    """One concrete function per signature; signatures that are the same share theirs."""
+    traced: dict[int, Any] = {}
+    for signature in signatures.values():
+        if id(signature.function) not in traced:
+            function = tf.function(signature.function, autograph=False)
+            traced[id(signature.function)] = function.get_concrete_function(**signature.inputs)
+    return {name: traced[id(signature.function)] for name, signature in signatures.items()}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without TensorFlow's notice about assets, of which there are none."""
+    logger = logging.getLogger("tensorflow")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,171 @@
+"""What a model answers when it is served: functions of named tensors."""
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from keras_auxref.flows import Glow
+from keras_auxref.flows.glow import latent, log_normal
+
+OUTPUTS = ("auto", "logits", "probabilities", "raw")
+_AUTOMATIC_NAME = re.compile(r"(input_layer|keras_tensor|input|inputs)(_?\d+)?(_connection)?$")
+
+
+class Signature(NamedTuple):
+    """A function from named tensors to a dictionary of tensors, and what it takes."""
+
+    function: Callable[..., dict[str, Any]]
+    inputs: dict[str, tf.TensorSpec]
+
+
+def signatures_of(model: keras.Model, outputs: str = "auto", input_signature: Any = None) -> dict[str, Signature]:
+    """The signatures of a flow, of a classifier, or of any other Keras model, by name. See `export_saved_model`."""
+    if outputs not in OUTPUTS:
+        raise ValueError(f"Unknown kind of outputs. Expected one of {list(OUTPUTS)}. Received: {outputs!r}")
+    if isinstance(model, Glow):
+        return _flow(model)
+    structure, specs = _inputs(model, input_signature)
+    kind = _kind_of_outputs(model) if outputs == "auto" else outputs
+
+    def serve(**tensors: Any) -> dict[str, Any]:
+        arguments = keras.tree.pack_sequence_as(structure, [tensors[name] for name in specs])
+        return _named(model, model(arguments, training=False), kind)
+
+    return {"serving_default": Signature(serve, specs)}
+
+
+def _flow(model: Glow) -> dict[str, Signature]:
+    dtype, flow = model.compute_dtype, model.flow
+    images = {"images": tf.TensorSpec((None, *model.image_shape), dtype, name="images")}
+
+    def encode(images: Any) -> dict[str, Any]:
+        z, log_det = flow.forward_and_log_det(images)
+        return {"z": z, "log_det": log_det}
+
+    def log_prob(images: Any) -> dict[str, Any]:
+        z, log_det = flow.forward_and_log_det(images)
+        return {"log_prob": log_normal(z) + log_det}
+
+    def decode(z: Any) -> dict[str, Any]:
+        return {"images": flow.inverse(z)}
+
+    def sample(n: Any, seed: Any, temperature: Any) -> dict[str, Any]:
+        z = temperature * latent(n, model.dimension, tf.stack([seed, tf.zeros_like(seed)]), dtype)
+        return {"images": keras.ops.clip(flow.inverse(z), 0, 1)}
+
+    scalars = {
+        "n": tf.TensorSpec((), tf.int32, name="n"),
+        "seed": tf.TensorSpec((), tf.int64, name="seed"),
+        "temperature": tf.TensorSpec((), dtype, name="temperature"),
+    }
+    density = Signature(log_prob, images)
+    return {
+        "serving_default": density,
+        "log_prob": density,
+        "encode": Signature(encode, images),
+        "decode": Signature(decode, {"z": tf.TensorSpec((None, model.dimension), dtype, name="z")}),
+        "sample": Signature(sample, scalars),
+    }
+
+
+def _inputs(model: keras.Model, given: Any) -> tuple[Any, dict[str, tf.TensorSpec]]:
+    """The nest of inputs that the model is called with, and the name and specification of each, in the order of the nest."""
+    symbolic = getattr(model, "inputs", None)
+    if given is not None:
+        structure = given
+    elif symbolic:
+        # A functional model may take a dictionary; without Keras' record of that, it takes its inputs one after another.
+        structure = getattr(model, "_inputs_struct", None) or (symbolic[0] if len(symbolic) == 1 else list(symbolic))
+    else:
+        structure = _shape_of_call(model)
+    leaves = keras.tree.flatten(structure)
+    names = _names([getattr(leaf, "name", None) for leaf in leaves], structure)
+    return structure, {name: _batched(leaf, name) for name, leaf in zip(names, leaves, strict=True)}
+
+
+def _shape_of_call(model: keras.Model) -> Any:
+    """The input of a subclassed model that has been called, as Keras remembers it for `load_model`."""
+    shapes = (getattr(model, "_build_shapes_dict", None) or {}) if model.built else {}
+    shape = next(iter(shapes.values()), None)
+    if len(shapes) != 1 or not isinstance(shape, tuple | list) or not all(n is None or isinstance(n, int) for n in shape):
+        raise ValueError(
+            "Nothing tells the shape of the inputs. Expected a functional or sequential model, a model that has been called with "
+            "one tensor, or `input_signature`, a nest of tf.TensorSpec or of examples. Received: "
+            f"{type(model).__name__}, built={model.built}"
+        )
+    return keras.KerasTensor(tuple(shape), dtype=model.input_dtype)
+
+
+def _names(given: list[Any], structure: Any) -> list[str]:
+    """A name for every input: its key, its own name or, where Keras made that up, `inputs`, `inputs_1`, …"""
+    if isinstance(structure, dict):
+        names = [str(key) for key in sorted(structure)]
+        if len(names) == len(given):
+            return [_identifier(name) for name in names]
+    names = []
+    for name in given:
+        plain = _identifier(str(name).split(":")[0]) if name else ""
+        candidate = "inputs" if not plain or _AUTOMATIC_NAME.match(plain) else plain
+        number, unique = 0, candidate
+        while unique in names:
+            number += 1
+            unique = f"{candidate}_{number}"
+        names.append(unique)
+    return names
+
+
+def _identifier(name: str) -> str:
+    return re.sub(r"\W", "_", name, flags=re.ASCII)
+
+
+def _batched(leaf: Any, name: str) -> tf.TensorSpec:
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype") or len(leaf.shape) < 1:
+        raise ValueError(
+            f"`input_signature` must be a nest of tensors with a batch axis. Expected tf.TensorSpec or examples. Received: {leaf!r}"
+        )
+    return tf.TensorSpec((None, *leaf.shape[1:]), keras.backend.standardize_dtype(leaf.dtype), name=name)
+
+
+def _kind_of_outputs(model: keras.Model) -> str:
+    """What the compiled loss says of the outputs of a classifier; without one, whether they end in a softmax; otherwise raw."""
+    loss = getattr(model, "loss", None)
+    if isinstance(loss, list | tuple) and len(loss) == 1:
+        loss = loss[0]
+    name = getattr(loss, "name", None) or getattr(loss, "__name__", None) or loss
+    if isinstance(name, str) and "crossentropy" in name.lower():
+        return "logits" if getattr(loss, "from_logits", False) else "probabilities"
+    if loss is None:
+        last = model.layers[-1] if getattr(model, "layers", None) else None
+        activation = getattr(last, "activation", None)
+        if activation is keras.activations.softmax or isinstance(last, keras.layers.Softmax):
+            return "probabilities"
+    return "raw"
+
+
+def _named(model: keras.Model, y: Any, kind: str) -> dict[str, Any]:
+    if kind == "raw" or isinstance(y, dict | list | tuple):
+        if kind in ("logits", "probabilities"):
+            raise ValueError(
+                f"A classifier has one output. Expected a tensor for outputs={kind!r}. Received: {type(y).__name__} of "
+                f"{len(y)}. Pass outputs='raw'."
+            )
+        return _raw(model, y)
+    binary = y.shape[-1] == 1
+    if kind == "logits":
+        y = keras.ops.sigmoid(y) if binary else keras.ops.softmax(y, axis=-1)
+    chosen = keras.ops.cast(y[..., 0] > 0.5, "int64") if binary else keras.ops.cast(keras.ops.argmax(y, axis=-1), "int64")
+    return {"probabilities": y, "class": chosen}
+
+
+def _raw(model: keras.Model, y: Any) -> dict[str, Any]:
+    if isinstance(y, dict):
+        return {_identifier(str(key)): value for key, value in y.items()}
+    if not isinstance(y, list | tuple):
+        return {"outputs": y}
+    names = getattr(model, "output_names", None) or []
+    if len(set(names)) != len(y):
+        names = [f"outputs_{i}" for i in range(len(y))]
+    return {_identifier(name): value for name, value in zip(names, y, strict=True)}

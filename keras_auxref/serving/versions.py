@@ -1,0 +1,85 @@
+"""Numbered folders as TensorFlow Serving watches them, each of which appears whole or not at all."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+_ATTEMPTS = 100
+
+
+def versions(path: Path) -> list[int]:
+    """The version numbers under a folder, in order; none for a folder that does not exist."""
+    if not path.is_dir():
+        return []
+    return sorted(int(child.name) for child in path.iterdir() if child.name.isascii() and child.name.isdigit() and child.is_dir())
+
+
+def write_version(path: Path, write: Callable[[Path], None], version: int | None = None, overwrite: bool = False) -> Path:
+    """Lets `write` fill a temporary folder and renames that to the next free version number under `path`, or to `version`.
+
+    A server that watches `path` takes folders with a number for a name, and so never sees half a model. What is there stays,
+    unless `overwrite` says that a version may be replaced: `version` or, where that is None, the newest.
+
+    Returns:
+        The folder of the version.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise NotADirectoryError(f"A model is exported into a folder of versions. Expected a folder. Received a file: {path}")
+    if (path / "saved_model.pb").exists():
+        raise FileExistsError(
+            f"Expected a folder of numbered versions, or none. Received a SavedModel itself: {path}. Give the folder around it."
+        )
+    if version is not None and (not isinstance(version, int) or isinstance(version, bool) or version < 0):
+        raise ValueError(f"`version` must be a whole number of at least 0, or None. Received: {version!r}")
+    if version is None and overwrite:
+        version = max(versions(path), default=1)
+    if version is not None and not overwrite:
+        _refuse_existing(path, version)  # before the work, and again after it
+    path.mkdir(parents=True, exist_ok=True)
+    # On the same disk, so that renaming is one step, and without a number for a name.
+    aside = Path(tempfile.mkdtemp(prefix=".writing-", dir=path))
+    try:
+        write(aside)
+        aside.chmod(0o755)  # which a server run by somebody else can read
+        return _place(aside, path, version, overwrite)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _refuse_existing(path: Path, version: int) -> None:
+    if (path / str(version)).exists():
+        raise FileExistsError(
+            f"Expected a version that does not exist yet. Received: {path / str(version)}. Pass overwrite=True to replace it, or "
+            "no version for the next free one."
+        )
+
+
+def _place(aside: Path, path: Path, version: int | None, overwrite: bool) -> Path:
+    if version is not None:
+        target = path / str(version)
+        if overwrite and target.exists():
+            old = Path(tempfile.mkdtemp(prefix=".replaced-", dir=path))
+            os.rename(target, old / target.name)
+            try:
+                os.rename(aside, target)
+            except OSError:
+                os.rename(old / target.name, target)
+                raise
+            finally:
+                shutil.rmtree(old, ignore_errors=True)
+        else:
+            _refuse_existing(path, version)
+            os.rename(aside, target)
+        return target
+    for _ in range(_ATTEMPTS):
+        target = path / str(max(versions(path), default=0) + 1)
+        try:
+            target.mkdir()  # takes the number: somebody else may be exporting too
+        except FileExistsError:
+            continue
+        os.replace(aside, target)  # a folder may replace an empty one, in one step
+        return target
+    raise FileExistsError(f"Found no free version under {path}: others take them as fast as this process asks.")
