@@ -5,6 +5,7 @@ likelihood for the same number of steps from the same orthogonal start, with eac
 
     python examples/glow.py                                      patches of two photographs, a few minutes on two CPU cores
     python examples/glow.py --mixing aux --mixing conv --runs 3  only these two, with mean and standard deviation
+    python examples/glow.py --dataset mnist --resume             digits of 28×28 pixels
     python examples/glow.py --dataset cifar10 --resume           the paper's size (K = 8, C = 64, L = 3): better with a GPU
 
 Afterwards every run measures, on validation images: bits per dimension, how well n⁻¹(n(x)) returns x, and how many preimages
@@ -25,6 +26,7 @@ MIXINGS = ("aux", "aux_spectral", "aux_relaxed_cayley", "householder", "conv", "
 REFERENCE = "conv"
 DEFAULTS: dict[str, dict[str, Any]] = {
     "patches": {
+        "size": 32,
         "mixings": ("aux", "aux_relaxed_cayley", "conv"),
         "levels": 2,
         "steps": 2,
@@ -34,7 +36,19 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "runs": 1,
         "validation_size": 228,
     },
+    "mnist": {
+        "size": 28,
+        "mixings": ("aux", "aux_relaxed_cayley", "conv"),
+        "levels": 2,
+        "steps": 4,
+        "hidden": 32,
+        "train_steps": 2000,
+        "batch_size": 64,
+        "runs": 1,
+        "validation_size": 1000,
+    },
     "cifar10": {
+        "size": 32,
         "mixings": MIXINGS,
         "levels": 3,
         "steps": 8,
@@ -66,13 +80,13 @@ def arguments() -> Any:
         action="append",
         dest="mixings",
         choices=MIXINGS,
-        help="a map between channels to train; repeat for several (default: all six; patches: aux, aux_relaxed_cayley and conv)",
+        help="a map between channels to train; repeat for several (default: aux, aux_relaxed_cayley and conv; cifar10: all six)",
     )
     p.add_argument("--levels", type=cli.positive, metavar="L", help=f"levels of the flow ({by_dataset('levels')})")
     p.add_argument("--steps", type=cli.positive, metavar="K", help=f"steps of each level ({by_dataset('steps')})")
     p.add_argument("--hidden", type=cli.positive, metavar="C", help=f"channels of coupling networks ({by_dataset('hidden')})")
     p.add_argument(
-        "--size", type=int, choices=(8, 16, 32), default=32, help="average pixels to images of this size (default: 32)"
+        "--size", type=int, choices=(8, 14, 16, 28, 32), help=f"average pixels to images of this size ({by_dataset('size')})"
     )
     p.add_argument(
         "--train-steps", type=cli.positive, metavar="N", help=f"optimizer steps of a run ({by_dataset('train_steps')})"
@@ -98,8 +112,11 @@ def arguments() -> Any:
             "argument --train-steps: expected a multiple of --steps-per-epoch "
             f"({args.steps_per_epoch}), received {args.train_steps}"
         )
+    native = DEFAULTS[args.dataset]["size"]
+    if native % args.size:
+        p.error(f"argument --size: expected a divisor of {native} for {args.dataset}, received {args.size}")
     if args.size % 2**args.levels:
-        most = args.size.bit_length() - 1
+        most = (args.size & -args.size).bit_length() - 1  # how often it can be halved
         p.error(f"argument --levels: expected at most {most} for images of {args.size}×{args.size}, received {args.levels}")
     args.mixings = list(dict.fromkeys(args.mixings))
     return args
@@ -172,7 +189,7 @@ COLUMNS = (
 def main() -> None:
     args = arguments()
     dataset = data.load(args.dataset, args.download, instead="patches").limit(args.train_size).resized(args.size)
-    stem = f"glow-{args.dataset}" + (f"-{args.size}" if args.size != 32 else "")
+    stem = f"glow-{args.dataset}" + (f"-{args.size}" if args.size != DEFAULTS[args.dataset]["size"] else "")
     output = args.output or Path("runs", stem)
     kept = ("levels", "steps", "hidden", "train_steps", "steps_per_epoch", "batch_size", "learning_rate", "warmup")
     settings = {key: getattr(args, key) for key in (*kept, "validation_size", "seed", "strategy", "jit")}

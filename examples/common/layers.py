@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 
+@keras.saving.register_keras_serializable("keras_auxref_examples")
 class Scale(keras.layers.Layer):
     """y = σ ∘ x with trained σ, started in U(0.99, 1.01): the Σ of an SVD layer, alone."""
 

@@ -78,7 +78,7 @@ def _inputs(model: keras.Model, given: Any) -> tuple[Any, dict[str, tf.TensorSpe
         structure = given
     elif symbolic:
         # A functional model may take a dictionary; without Keras' record of that, it takes its inputs one after another.
-        structure = getattr(model, "_inputs_struct", None) or (symbolic[0] if len(symbolic) == 1 else list(symbolic))
+        structure = getattr(model, "_inputs_struct", symbolic[0] if len(symbolic) == 1 else list(symbolic))
     else:
         structure = _shape_of_call(model)
     leaves = keras.tree.flatten(structure)
@@ -124,7 +124,8 @@ def _identifier(name: str) -> str:
 def _batched(leaf: Any, name: str) -> tf.TensorSpec:
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype") or len(leaf.shape) < 1:
         raise ValueError(
-            f"`input_signature` must be a nest of tensors with a batch axis. Expected tf.TensorSpec or examples. Received: {leaf!r}"
+            "`input_signature` must be a nest of tensors with a batch axis. Expected tf.TensorSpec or examples. "
+            f"Received: {leaf!r}"
         )
     return tf.TensorSpec((None, *leaf.shape[1:]), keras.backend.standardize_dtype(leaf.dtype), name=name)
 

@@ -14,7 +14,8 @@ def test_trains_draws_and_resumes(example, tmp_path):
     done = example("fcnn.py", *TINY)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "runs" / "fcnn-digits"
-    assert sorted(path.name for path in folder.iterdir()) == ["fcnn-digits.json", "fcnn-digits.png"]
+    models = ["fcnn-digits-aux-0.keras", "fcnn-digits-householder-0.keras"]
+    assert sorted(path.name for path in folder.iterdir()) == [*models, "fcnn-digits.json", "fcnn-digits.png"]
 
     text = (folder / "fcnn-digits.json").read_text()
     assert str(tmp_path) not in text
@@ -40,6 +41,29 @@ def test_trains_draws_and_resumes(example, tmp_path):
     assert again.stdout.count("finished before") == 2
     assert "Epoch 1/1" not in again.stdout
     assert json.loads((folder / "fcnn-digits.json").read_text()) == content
+
+    export = ("export.py", f"runs/fcnn-digits/{models[1]}", "served/digits")
+    for version, options in ((1, ()), (2, ()), (2, ("--overwrite",))):
+        exported = example(*export, *options)
+        assert exported.returncode == 0, exported.stderr
+        assert f"served/digits/{version}\n" in exported.stdout
+    card = (tmp_path / "served" / "digits" / "README.md").read_text()
+    error = content["runs"][1]["curves"]["validation_error"][0]
+    for part in (
+        content["commands"][0],
+        "python examples/export.py runs/fcnn-digits/fcnn-digits-householder-0.keras served/digits --overwrite",
+        f"Error on 500 validation images: **{100 * error:.2f} %**",
+        "| `serving_default` | `inputs: (batch, 64) float32` | `class: (batch) int64`<br>`probabilities: (batch, 10) float32` |",
+        "digits, 64 training examples, 8×8×1",
+    ):
+        assert part in card
+    assert sorted(path.name for path in (tmp_path / "served" / "digits").iterdir()) == ["1", "2", "README.md"]
+
+
+def test_a_missing_model_is_one_sentence(example):
+    done = example("export.py", "nothing.keras", "served")
+    assert done.returncode == 2
+    assert "expected a .keras file, received nothing.keras" in done.stderr
 
 
 def test_missing_mnist_is_one_sentence(example, tmp_path):

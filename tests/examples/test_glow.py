@@ -97,6 +97,8 @@ def test_trains_measures_draws_and_resumes(example, tmp_path):
         (("--train-steps", "70"), "--train-steps: expected a multiple of --steps-per-epoch (50), received 70"),
         (("--levels", "6"), "--levels: expected at most 5 for images of 32×32, received 6"),
         (("--size", "20"), "--size"),
+        (("--dataset", "mnist", "--size", "16"), "--size: expected a divisor of 28 for mnist, received 16"),
+        (("--dataset", "mnist", "--levels", "3"), "--levels: expected at most 2 for images of 28×28, received 3"),
         (("--learning-rate", "-1"), "--learning-rate"),
         (("--epochs", "3"), "--epochs"),
     ],

@@ -20,7 +20,8 @@ def test_trains_draws_and_resumes(example, tmp_path):
     done = example("rnn.py", *TINY)
     assert done.returncode == 0, done.stderr
     folder, stem = tmp_path / "runs" / "rnn-digits", "rnn-digits"
-    names = [f"{stem}-aux-0.csv", f"{stem}-householder-1-0.csv", f"{stem}.json", f"{stem}.png"]
+    names = [f"{stem}-{name}-0.{kind}" for name in ("aux", "householder-1") for kind in ("csv", "keras")]
+    names += [f"{stem}.json", f"{stem}.png"]
     assert sorted(path.name for path in folder.iterdir()) == sorted(names)
 
     text = (folder / f"{stem}.json").read_text()

@@ -1,0 +1,6 @@
+"""`python -m keras_auxref.show saved_models/NAME` prints what an exported model answers; see `keras_auxref.serving.show`."""
+
+from keras_auxref.serving.show import main
+
+if __name__ == "__main__":
+    main()

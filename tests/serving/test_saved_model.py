@@ -1,0 +1,259 @@
+"""Every signature against the live model, in a process of its own that has TensorFlow only."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_auxref import AuxReflection, Glow, OrthogonalDense, OrthogonalRNN, SVDDense, export_saved_model
+from keras_auxref.flows import MIXINGS
+
+PLAIN = Path(__file__).parent / "plain_tensorflow.py"
+SHAPE = (8, 8, 3)
+D = 192
+
+
+def _flow(mixing, dtype="float32"):
+    model = Glow(SHAPE, levels=2, steps=1, hidden=4, mixing=mixing, seed=0, dtype=dtype)
+    rng = np.random.default_rng(0)
+    model.initialize(rng.integers(0, 256, (16, *SHAPE), dtype="uint8"))
+    for variable in model.trainable_variables:  # as if it had been trained: couplings start as the identity
+        variable.assign_add(0.05 * rng.normal(size=variable.shape))
+    return model
+
+
+def _flow_cases(model, rng):
+    """(signature, case, inputs, what the live model answers). No empty batch: TensorFlow's convolutions raise there."""
+    dtype = model.compute_dtype
+    images = {
+        "many": rng.uniform(size=(5, *SHAPE)),
+        "one": rng.uniform(size=(1, *SHAPE)),
+        "black and white": np.stack([np.zeros(SHAPE), np.ones(SHAPE)]),
+        "outside": np.full((1, *SHAPE), 1.04),  # no density there: NaN
+    }
+    latent = {
+        "many": rng.normal(size=(5, D)),
+        "one": rng.normal(size=(1, D)),
+        "zero": np.zeros((2, D)),
+        "far": 5 * rng.normal(size=(2, D)),
+    }
+    for case, x in images.items():
+        x = x.astype(dtype)
+        (z, log_det), log_prob = model.encode(x), model.log_prob(x)
+        yield "encode", case, {"images": x}, {"z": z, "log_det": log_det}
+        yield "log_prob", case, {"images": x}, {"log_prob": log_prob}
+        yield "serving_default", case, {"images": x}, {"log_prob": log_prob}
+    for case, z in latent.items():
+        z = z.astype(dtype)
+        yield "decode", case, {"z": z}, {"images": model.decode(z)}
+    for n, seed, temperature in ((3, 1, 0.7), (3, 1, 0.7), (1, -5, 1.0), (2, 2**40, 0.0)):
+        inputs = {"n": np.int32(n), "seed": np.int64(seed), "temperature": np.array(temperature, dtype)}
+        answer = model.sample(n, seed=seed, temperature=temperature)
+        yield "sample", f"{n} {seed} {temperature}", inputs, {"images": answer}
+
+
+def _classifier(maps=("aux", "householder", "cayley", "exp")):
+    layers = [SVDDense(9, map=m, activation="relu") for m in maps]
+    model = keras.Sequential([keras.Input((9,), name="pixels"), *layers, keras.layers.Dense(4)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def _classifier_cases(model, rng):
+    batches = {"many": rng.normal(size=(6, 9)), "one": rng.normal(size=(1, 9)), "none": np.zeros((0, 9))}
+    batches |= {"zero": np.zeros((2, 9)), "huge": 1e15 * rng.normal(size=(2, 9)), "nan": np.full((1, 9), np.nan)}
+    for case, x in batches.items():
+        x = x.astype("float32")
+        probabilities = keras.ops.softmax(model(x))
+        answer = {"probabilities": probabilities, "class": np.argmax(probabilities, axis=-1)}
+        yield "serving_default", case, {"pixels": x}, answer
+
+
+def _reader(transition):
+    rnn = OrthogonalRNN(6, transition, return_sequences=True)
+    return keras.Sequential([keras.Input((None, 2)), rnn, OrthogonalRNN(5, transition), keras.layers.Dense(3)])
+
+
+def _reader_cases(model, rng):
+    for case, shape in {"many": (4, 7, 2), "one": (1, 7, 2), "longer": (2, 30, 2), "one step": (2, 1, 2)}.items():
+        x = rng.normal(size=shape).astype("float32")
+        yield "serving_default", case, {"inputs": x}, {"outputs": model(x)}
+
+
+def _branching():
+    """Two inputs by name and two outputs, with a provably invertible layer, an orthogonal one and a network in it."""
+    a, b = keras.Input((4,), name="a"), keras.Input((3, 4), name="b")
+    pooled = keras.layers.GlobalAveragePooling1D()(AuxReflection("relaxed_cayley")(b))
+    joined = keras.layers.Add()([AuxReflection("spectral")(a), pooled])
+    last = AuxReflection(network=keras.layers.Dense(4))(OrthogonalDense("exp")(joined))
+    return keras.Model({"b": b, "a": a}, {"first": joined, "second": last})
+
+
+def _branching_cases(model, rng):
+    for case, n in {"many": 5, "one": 1}.items():
+        inputs = {"a": rng.normal(size=(n, 4)).astype("float32"), "b": rng.normal(size=(n, 3, 4)).astype("float32")}
+        yield "serving_default", case, inputs, model(inputs)
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.reflection, self.dense = AuxReflection(), keras.layers.Dense(2, activation="softmax")
+
+    def call(self, inputs):
+        return self.dense(self.reflection(inputs))
+
+
+def _subclassed():
+    model = Subclassed()
+    model(np.ones((1, 5), "float32"))
+    return model
+
+
+def _subclassed_cases(model, rng):
+    x = rng.normal(size=(3, 5)).astype("float32")
+    y = model(x)
+    yield "serving_default", "many", {"inputs": x}, {"probabilities": y, "class": np.argmax(y, axis=-1)}
+
+
+MODELS = {
+    **{f"flow {mixing}": (lambda mixing=mixing: _flow(mixing), _flow_cases) for mixing in MIXINGS},
+    "flow in float64": (lambda: _flow("aux_relaxed_cayley", "float64"), _flow_cases),
+    "classifier": (_classifier, _classifier_cases),
+    **{f"rnn {t}": (lambda t=t: _reader(t), _reader_cases) for t in ("aux", "householder", "cayley", "exp")},
+    "branching": (_branching, _branching_cases),
+    "subclassed": (_subclassed, _subclassed_cases),
+}
+
+
+QUICK = ("flow aux_relaxed_cayley", "classifier", "rnn aux", "branching", "subclassed")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS])
+def test_a_process_with_tensorflow_alone_answers_as_the_live_model(name, rng, tmp_path):
+    make, cases = MODELS[name]
+    model = make()
+    folder = export_saved_model(model, tmp_path / "model")
+    assert folder == tmp_path / "model" / "1"
+    inputs, expected = {}, {}
+    for signature, case, tensors, answer in cases(model, rng):
+        call = f"{folder}|{signature}|{case}"
+        inputs |= {f"{call}|{key}": value for key, value in tensors.items()}
+        expected |= {f"{call}|{key}": keras.ops.convert_to_numpy(value) for key, value in answer.items()}
+    np.savez(tmp_path / "cases.npz", **inputs)
+    command = [sys.executable, str(PLAIN), str(tmp_path / "cases.npz"), str(tmp_path / "results.npz")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = np.load(tmp_path / "results.npz")
+    assert set(results.files) == set(expected)
+    for key, value in expected.items():
+        # Of a log-density the terms that cancel in it count, about one for each dimension.
+        scale = D if key.endswith(("log_prob", "log_det")) else 1
+        finite = value[np.isfinite(value)]
+        scale = max([scale, *np.abs(finite).ravel()])
+        tolerance = (1e-10 if value.dtype == np.float64 else 1e-5) * scale
+        assert results[key].dtype == value.dtype, key
+        np.testing.assert_allclose(results[key], value, rtol=1e-5, atol=tolerance, err_msg=key.split("|", 1)[1])
+
+
+def test_what_depends_on_weights_alone_is_not_computed_at_requests(tmp_path):
+    """No factorisation of W, no matrix exponential, no inverse in any function; and a smaller file for it."""
+    factoring = {"Eig", "SelfAdjointEigV2", "MatrixInverse", "MatrixSolve", "Qr", "Svd", "LogMatrixDeterminant"}
+    for model in (_flow("aux_relaxed_cayley"), _flow("conv"), _flow("householder"), _classifier(("cayley", "householder"))):
+        folder = export_saved_model(model, tmp_path / model.name)
+        graph = _saved_graph(folder)
+        nodes = [node.op for function in graph.library.function for node in function.node_def] + [n.op for n in graph.node]
+        assert not factoring & set(nodes), factoring & set(nodes)
+
+
+def test_only_what_is_used_is_stored(tmp_path):
+    model = _classifier(("aux",))
+    x, y = np.ones((8, 9), "float32"), np.zeros(8)
+    model.fit(x, y, verbose=0)  # Adam has two values for every weight
+    loaded = tf.saved_model.load(str(export_saved_model(model, tmp_path)))
+    assert sum(np.size(v) for v in loaded.weights) == sum(np.size(v) for v in model.trainable_variables)
+
+
+def _saved_graph(folder):
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    saved = saved_model_pb2.SavedModel()
+    saved.ParseFromString((folder / "saved_model.pb").read_bytes())
+    return saved.meta_graphs[0].graph_def
+
+
+def test_a_frozen_copy_does_not_change_the_model(tmp_path):
+    model = _classifier(("cayley", "aux"))
+    x = np.random.default_rng(0).normal(size=(4, 9)).astype("float32")
+    before = model(x).numpy()
+    first = tf.saved_model.load(str(export_saved_model(model, tmp_path)))
+    np.testing.assert_array_equal(model(x), before)
+    for variable in model.trainable_variables:
+        variable.assign(variable + 0.3)
+    after = model(x).numpy()
+    assert np.abs(after - before).max() > 1e-3  # the live model follows its weights
+    second = tf.saved_model.load(str(export_saved_model(model, tmp_path)))
+    for loaded, logits in ((first, before), (second, after)):
+        answer = loaded.signatures["serving_default"](pixels=tf.constant(x))["probabilities"]
+        np.testing.assert_allclose(answer, tf.nn.softmax(logits), atol=1e-6)
+
+
+def test_wrong_shapes_and_dtypes_get_tensorflows_own_error(tmp_path):
+    served = tf.saved_model.load(str(export_saved_model(_classifier(("aux",)), tmp_path))).signatures["serving_default"]
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="9"):
+        served(pixels=tf.ones((2, 8)))
+    with pytest.raises((TypeError, ValueError, tf.errors.InvalidArgumentError), match="float"):
+        served(pixels=tf.ones((2, 9), tf.int32))
+    with pytest.raises(TypeError, match="pixels"):
+        served(images=tf.ones((2, 9)))
+
+
+def test_a_failed_export_leaves_nothing_behind(tmp_path):
+    class Broken(keras.layers.Layer):
+        working = True
+
+        def call(self, x):
+            if not self.working:
+                raise RuntimeError("broken")
+            return x
+
+    model = keras.Sequential([keras.Input((3,)), Broken()])
+    model.layers[0].working = False
+    with pytest.raises(RuntimeError, match="broken"):
+        export_saved_model(model, tmp_path / "model")
+    assert list((tmp_path / "model").iterdir()) == []
+
+
+def test_bad_arguments(tmp_path):
+    with pytest.raises(ValueError, match=r"Expected a `keras.Model`. Received: Dense"):
+        export_saved_model(keras.layers.Dense(2), tmp_path)
+    with pytest.raises(ValueError, match=r"Expected one of .*'logits'.* Received: 'classes'"):
+        export_saved_model(_classifier(("aux",)), tmp_path, outputs="classes")
+
+
+@pytest.mark.slow
+def test_saved_model_cli(tmp_path):
+    folder = export_saved_model(_flow("aux_relaxed_cayley"), tmp_path / "flow")
+    cli = Path(sys.executable).parent / "saved_model_cli"
+
+    def run(*arguments):
+        done = subprocess.run([cli, *arguments], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    shown = run("show", "--dir", str(folder), "--all")
+    for name in ("serving_default", "log_prob", "encode", "decode", "sample"):
+        assert f"signature_def['{name}']" in shown
+    assert "shape: (-1, 8, 8, 3)" in shown
+    numbers = "n=2;seed=1;temperature=1.0"
+    arguments = ("run", "--dir", str(folder), "--tag_set", "serve", "--signature_def")
+    run(*arguments, "sample", "--input_exprs", numbers, "--outdir", str(tmp_path / "out"), "--overwrite")
+    samples = np.load(tmp_path / "out" / "images.npy")
+    assert samples.shape == (2, *SHAPE)
+    np.save(tmp_path / "x.npy", samples)
+    run(*arguments, "log_prob", "--inputs", f"images={tmp_path / 'x.npy'}", "--outdir", str(tmp_path / "out"))
+    assert np.isfinite(np.load(tmp_path / "out" / "log_prob.npy")).all()
