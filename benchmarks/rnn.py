@@ -93,7 +93,7 @@ def main() -> None:
         units, steps, batch, rounds = 8, 5, 4, 2
     results: dict[str, Any] = {
         "versions": {"keras_auxref": keras_auxref.__version__, "tensorflow": tf.__version__, "keras": keras.__version__},
-        "cores": os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "gpus": len(tf.config.list_physical_devices("GPU")),
         **measure(units, steps, batch, rounds, (False, True) if arguments.xla is None else (arguments.xla,)),
     }

@@ -202,6 +202,15 @@ def test_a_frozen_copy_does_not_change_the_model(tmp_path):
         np.testing.assert_allclose(answer, tf.nn.softmax(logits), atol=1e-6)
 
 
+@pytest.mark.parametrize("map", ["aux", "householder", "cayley", "exp"])
+def test_keras_own_export_works_too(map, tmp_path):
+    """`model.export` saves gradients, which closed forms must not make impossible."""
+    model = _classifier((map,))
+    model.export(tmp_path / "model", verbose=False)
+    x = np.random.default_rng(0).normal(size=(3, 9)).astype("float32")
+    np.testing.assert_allclose(tf.saved_model.load(str(tmp_path / "model")).serve(x), model(x), rtol=1e-5, atol=1e-5)
+
+
 def test_wrong_shapes_and_dtypes_get_tensorflows_own_error(tmp_path):
     served = tf.saved_model.load(str(export_saved_model(_classifier(("aux",)), tmp_path))).signatures["serving_default"]
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="9"):
