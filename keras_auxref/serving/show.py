@@ -36,7 +36,7 @@ def describe(loaded: Any) -> list[SignatureTable]:
     """The signatures of a loaded SavedModel, in order of their names, `serving_default` first."""
 
     def words(specs: dict[str, Any]) -> list[str]:
-        return [f"{name}: {_shape(spec.shape)} {spec.dtype.name}" for name, spec in specs.items()]
+        return [f"{name}: {_shape(spec.shape)} {spec.dtype.name}" for name, spec in sorted(specs.items())]
 
     names = sorted(loaded.signatures, key=lambda name: (name != "serving_default", name))
     return [
