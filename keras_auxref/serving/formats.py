@@ -1,28 +1,217 @@
 """Classifiers as ONNX and LiteRT files, through Keras' own converters."""
 
+import contextlib
+import importlib.util
+import logging
 import os
-import shutil
+import re
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from keras_auxref.flows import Glow
 from keras_auxref.layers._frozen import frozen
-from keras_auxref.ops._checks import require_tensorflow
+from keras_auxref.ops._checks import HALF, require_tensorflow
+from keras_auxref.serving.signatures import Signature, signatures_of
+
+_MISSING_OPERATION = re.compile(r"'tf\.(\w+)' op|No Op registered for (\w+)")
 
 
-def export_onnx(model: keras.Model, path: Any, **kwargs: Any) -> Path:
-    """Writes a model as an ONNX file: `model.export(path, format="onnx")`."""
-    return _export(model, path, "onnx", kwargs)
+def export_onnx(
+    model: keras.Model, path: Any, *, overwrite: bool = False, outputs: str = "auto", input_signature: Any = None
+) -> Path:
+    """Writes a model as an ONNX file, for ONNX Runtime and what else reads that format.
+
+    Inputs and outputs have the names that `export_saved_model` gives them, `probabilities` and `class` for a classifier, and the
+    batch size is free. What depends on weights alone, such as an orthogonal matrix, is a constant of the file. Layers in half
+    precision are exported in float32. The file is written aside and renamed: nobody sees half of one.
+
+    Flows, layers with `stateful=True` and models with an operation that the format does not have raise NotImplementedError.
+
+    Args:
+        model: A Keras model that is built. A subclassed one must have been called, or be given `input_signature`.
+        path: A file that ends in `.onnx`; folders above it are made.
+        overwrite: Whether a file that exists may be replaced.
+        outputs: `"auto"`, `"logits"`, `"probabilities"` or `"raw"`, as in `export_saved_model`.
+        input_signature: A nest of `tf.TensorSpec`, or of examples, for models whose inputs Keras does not know.
+
+    Returns:
+        The path of the file.
+
+    Example:
+    ```python
+    path = export_onnx(model, "model.onnx")  # pip install tf2onnx onnx
+    session = onnxruntime.InferenceSession(path)
+    probabilities, = session.run(["probabilities"], {"inputs": x})
+    ```
+    """
+
+    def convert(served: keras.Model, inputs: list[Any], file: str) -> None:
+        import onnx
+
+        served.export(file, format="onnx", input_signature=inputs, verbose=False)
+        onnx.checker.check_model(file)  # the converter writes operations that it does not know as they are, and goes on
+
+    for module in ("tf2onnx", "onnx"):
+        if importlib.util.find_spec(module) is None:
+            raise ModuleNotFoundError(f"`export_onnx` needs the package {module}: pip install tf2onnx onnx", name=module)
+    return _export(model, path, "ONNX", ".onnx", convert, overwrite, outputs, input_signature, None)
 
 
-def export_litert(model: keras.Model, path: Any, **kwargs: Any) -> Path:
-    return _export(model, path, "litert", kwargs)
+def export_litert(
+    model: keras.Model,
+    path: Any,
+    *,
+    overwrite: bool = False,
+    outputs: str = "auto",
+    input_signature: Any = None,
+    batch_size: int | None = None,
+) -> Path:
+    """Writes a model as a LiteRT (TensorFlow Lite) file of built-in operations only: no runtime needs TensorFlow beside it.
+
+    All that `export_onnx` says holds here too, but for two things. A loop over time in LiteRT has a batch of fixed size: a model
+    with a recurrent layer that is not unrolled takes `batch_size` rows, 1 unless it is given. And float64 is refused.
+
+    Args:
+        model, overwrite, outputs, input_signature: See `export_onnx`.
+        path: A file that ends in `.tflite`; folders above it are made.
+        batch_size: The number of rows of every input; by default free, or 1 with a loop over time.
+
+    Returns:
+        The path of the file.
+
+    Example:
+    ```python
+    path = export_litert(model, "model.tflite")
+    run = ai_edge_litert.interpreter.Interpreter(str(path)).get_signature_runner()  # pip install ai-edge-litert
+    probabilities = run(inputs=x)["probabilities"]
+    ```
+    """
+
+    def convert(served: keras.Model, inputs: list[Any], file: str) -> None:
+        # Without TensorFlow's own operations, which the runtime of LiteRT does not have.
+        target = {"supported_ops": [tf.lite.OpsSet.TFLITE_BUILTINS]}
+        served.export(file, format="litert", input_signature=inputs, verbose=False, target_spec=target)
+
+    if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1):
+        raise ValueError(f"`batch_size` must be a whole number of at least 1, or None. Received: {batch_size!r}")
+    return _export(model, path, "LiteRT", ".tflite", convert, overwrite, outputs, input_signature, batch_size)
 
 
-def _export(model: keras.Model, path: Any, format: str, kwargs: dict[str, Any]) -> Path:
-    with frozen(model):
-        model.export(path, format=format, **kwargs)
-    return Path(path)
+class _Served(keras.Model):
+    """A model with the named inputs and outputs of a signature."""
+
+    def __init__(self, model: keras.Model, signature: Signature) -> None:
+        super().__init__(autocast=False, name="served")
+        self.model, self.function, self.built = model, signature.function, True
+
+    def call(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        return self.function(**inputs)
+
+
+def _export(
+    model: keras.Model,
+    path: Any,
+    name: str,
+    suffix: str,
+    convert: Callable[[keras.Model, list[Any], str], None],
+    overwrite: bool,
+    outputs: str,
+    input_signature: Any,
+    batch_size: int | None,
+) -> Path:
+    require_tensorflow(f"export_{name.lower()}")
+    path = Path(path)
+    if path.suffix != suffix:
+        raise ValueError(f"{name} files have a suffix of their own. Expected a path that ends in {suffix!r}. Received: {path}")
+    _refuse_existing(path, overwrite)
+    _refuse_model(model, name)
+    signature = signatures_of(model, outputs, input_signature)["serving_default"]
+    loops = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.RNN) and not layer.unroll]
+    if name == "LiteRT" and loops:
+        batch_size = batch_size or 1
+    inputs = {key: tf.TensorSpec((batch_size, *spec.shape[1:]), spec.dtype, key) for key, spec in signature.inputs.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".writing-", dir=path.parent) as aside:  # on the same disk: renaming is one step
+        file = os.path.join(aside, path.name)
+        # Numbers and not tensors, which tf2onnx takes for inputs.
+        with frozen(model, keras.ops.convert_to_numpy), _in_float32(model), _quiet():
+            try:
+                convert(_Served(model, signature), [inputs], file)
+            except Exception as error:
+                missing = sorted({"".join(found) for found in _MISSING_OPERATION.findall(str(error))})
+                if not missing:
+                    raise
+                free = " with a free batch size (see `batch_size`)" if name == "LiteRT" and batch_size is None else ""
+                raise NotImplementedError(
+                    f"{model.name!r} cannot be exported to {name}: the converter has nothing for {', '.join(missing[:5])}"
+                    f"{', …' if missing[5:] else ''}, of TensorFlow's operations{free}. Use `export_saved_model`."
+                ) from error
+        _refuse_existing(path, overwrite)
+        os.replace(file, path)
+    return path
+
+
+def _refuse_existing(path: Path, overwrite: bool) -> None:
+    if path.is_dir() or (path.exists() and not overwrite):
+        raise FileExistsError(
+            f"Expected a file that does not exist yet. Received: {path}. "
+            + ("It is a folder." if path.is_dir() else "Pass overwrite=True to replace it.")
+        )
+
+
+def _refuse_model(model: Any, name: str) -> None:
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"`model` must be a Keras model. Expected a `keras.Model`. Received: {type(model).__name__}")
+    for layer in model._flatten_layers():
+        if isinstance(layer, Glow):
+            raise NotImplementedError(
+                f"A flow cannot be exported to {name}: it answers several questions and a file only one, and the inverse of a "
+                "reflection is a search with branches that the converter does not know. Use `export_saved_model`. Received: "
+                f"{layer.name!r}"
+            )
+        if getattr(layer, "stateful", False):
+            raise NotImplementedError(
+                f"A file of {name} is a function of its inputs, and carries no state over from call to call. Expected no layer "
+                f"with stateful=True. Received: {layer.name!r}"
+            )
+        if name == "LiteRT" and layer.compute_dtype == "float64":
+            raise NotImplementedError(
+                f"LiteRT does not compute in float64. Expected layers in float32 or mixed precision. Received: {layer.name!r} in "
+                "float64. Use `export_onnx` or `export_saved_model`."
+            )
+
+
+@contextlib.contextmanager
+def _in_float32(model: keras.Model) -> Iterator[None]:
+    """While this lasts, layers in half precision compute in float32: neither format has half precision for every operation."""
+    half = [
+        (layer, layer.dtype_policy)
+        for layer in model._flatten_layers()
+        if layer.compute_dtype in HALF and layer.quantization_mode is None
+    ]
+    try:
+        for layer, _ in half:
+            layer.dtype_policy = "float32"
+        yield
+    finally:
+        for layer, policy in half:
+            layer.dtype_policy = policy
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without notes on gradients, which a file does not have, and on operations that an error will name."""
+    loggers = [logging.getLogger(name) for name in ("absl", "tensorflow", "tf2onnx")]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True  # and not a level, which absl sets again
+    try:
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled

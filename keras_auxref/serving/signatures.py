@@ -157,7 +157,8 @@ def _named(model: keras.Model, y: Any, kind: str) -> dict[str, Any]:
     binary = y.shape[-1] == 1
     if kind == "logits":
         y = keras.ops.sigmoid(y) if binary else keras.ops.softmax(y, axis=-1)
-    chosen = keras.ops.cast(y[..., 0] > 0.5, "int64") if binary else keras.ops.cast(keras.ops.argmax(y, axis=-1), "int64")
+    # Not `keras.ops.argmax`, which takes an operation that the converters to ONNX and LiteRT do not know.
+    chosen = keras.ops.cast(y[..., 0] > 0.5, "int64") if binary else tf.argmax(y, axis=-1)
     return {"probabilities": y, "class": chosen}
 
 
