@@ -1,8 +1,8 @@
 """Call every signature of a model that TensorFlow Serving or examples/serve.py serves.
 
-    python examples/client.py digits flow                                    at http://127.0.0.1:8501
-    python examples/client.py flow --url http://127.0.0.1:8501 --rows 16     with 16 rows to a request
-    python examples/client.py digits --input x=digits.npy                    with rows of your own in the place of random ones
+    python examples/client.py digits mnist-flow                              at http://127.0.0.1:8501
+    python examples/client.py mnist-flow --url http://127.0.0.1:8501 --rows 8 with 8 rows to a request
+    python examples/client.py digits --input inputs=digits.npy               with rows of your own in the place of random ones
 
 What a signature takes and gives is read from the server. Inputs that are not given come from the answers before, so that a flow
 decodes what it has encoded, and are random numbers in [0, 1] otherwise. Both formats of the protocol are used: rows where every

@@ -1,7 +1,7 @@
 """Serve SavedModels over HTTP, on a machine without TensorFlow Serving and with its protocol.
 
-    python examples/serve.py saved_models/digits saved_models/flow            on port 8501 of this machine, with two replicas
-    python examples/client.py digits flow                                     calls every signature of both
+    python examples/serve.py saved_models/digits saved_models/mnist-flow      on port 8501 of this machine, with two replicas
+    python examples/client.py digits mnist-flow                               calls every signature of both
     curl -d '{"instances": [[0.0, …]]}' http://127.0.0.1:8501/v1/models/digits:predict
 
 Each folder holds a SavedModel per version, `digits/1/`, `digits/2/`, …, as `keras_auxref.export_saved_model` writes them and as
