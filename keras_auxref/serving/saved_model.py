@@ -88,6 +88,7 @@ def export_saved_model(
         options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
         with _quiet():
             tf.saved_model.save(module, str(folder), signatures=functions, options=options)
+        _forget_gradients(folder / "saved_model.pb")
 
     return write_version(Path(path), write, version, overwrite)
 
@@ -100,6 +101,20 @@ def _trace(signatures: dict[str, Signature]) -> dict[str, Any]:
             function = tf.function(signature.function, autograph=False)
             traced[id(signature.function)] = function.get_concrete_function(**signature.inputs)
     return {name: traced[id(signature.function)] for name, signature in signatures.items()}
+
+
+def _forget_gradients(file: Path) -> None:
+    """Removes the names of gradients that were not stored, of which TensorFlow would warn at every load."""
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    saved = saved_model_pb2.SavedModel()
+    saved.ParseFromString(file.read_bytes())
+    for meta_graph in saved.meta_graphs:
+        graph = meta_graph.graph_def
+        for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
+            for node in nodes:
+                node.attr.pop("_gradient_op_type", None)
+    file.write_bytes(saved.SerializeToString(deterministic=True))
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@
 Keys of the arrays in `cases.npz` are `folder|signature|case|input`, those of `results.npz` `folder|signature|case|output`.
 """
 
+import logging
 import sys
 
 for name in ("keras", "tf_keras", "tensorflow_probability", "keras_auxref"):
@@ -14,7 +15,21 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 
+class Warnings(logging.Handler):
+    """TensorFlow warns through absl's logger."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
 def main(cases: str, results: str) -> None:
+    warnings = Warnings()
+    for logger in ("absl", "tensorflow"):
+        logging.getLogger(logger).addHandler(warnings)
     grouped: dict[tuple[str, str, str], dict[str, tf.Tensor]] = {}
     for key, value in np.load(cases).items():
         *call, name = key.split("|")
@@ -26,6 +41,7 @@ def main(cases: str, results: str) -> None:
         for name, value in loaded[folder].signatures[signature](**inputs).items():
             answers["|".join((folder, signature, case, name))] = value.numpy()
     np.savez(results, **answers)
+    assert not warnings.messages, warnings.messages
     present = [name for name in sys.modules if name.split(".")[0] in ("keras_auxref", "tensorflow_probability")]
     assert all(sys.modules[name] is None for name in present), present
 
