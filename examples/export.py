@@ -4,8 +4,8 @@
 
 Writes the next version of the SavedModel folder (`saved_models/digits/1`, then `2`, …; `--overwrite` replaces the newest) and
 `README.md` beside it, from the results file that the example left beside the `.keras` file: data, command, metric, size,
-signatures and certificate. Any other `.keras` file works too, with a shorter card. `--onnx` and `--litert` also write these
-formats, of models that can be had in them.
+signatures and certificate; for a flow also `samples.png`. Any other `.keras` file works too, with a shorter card. `--onnx` and
+`--litert` also write these formats, of models that can be had in them.
 """
 
 import argparse
@@ -15,6 +15,8 @@ from pathlib import Path
 
 from common import cards, cli
 from common.results import command
+
+SAMPLES, TEMPERATURE = 36, 0.7
 
 
 def arguments() -> argparse.Namespace:
@@ -40,10 +42,18 @@ def main() -> None:
 
     model = keras.models.load_model(args.model)
     folder = serving.export_saved_model(model, args.path, overwrite=args.overwrite)
-    described = show.describe(tf.saved_model.load(str(folder)))
+    loaded = tf.saved_model.load(str(folder))
     text = cards.card(
-        args.path.resolve().name, model, cards.find_training(args.model), command(), described, show.folder_size(folder)
+        args.path.resolve().name,
+        model,
+        cards.find_training(args.model),
+        command(),
+        show.describe(loaded),
+        show.folder_size(folder),
     )
+    if "sample" in loaded.signatures:
+        show.draw_samples(loaded, args.path / "samples.png", SAMPLES, temperature=TEMPERATURE)
+        text += f"\n![{SAMPLES} samples at temperature {TEMPERATURE}](samples.png)\n"
     aside = args.path / f".README.{os.getpid()}.tmp"
     aside.write_text(text, encoding="utf-8")
     os.replace(aside, args.path / "README.md")
