@@ -53,6 +53,7 @@ def _flow(model: Glow) -> dict[str, Signature]:
         return {"images": flow.inverse(z)}
 
     def sample(n: Any, seed: Any, temperature: Any) -> dict[str, Any]:
+        tf.debugging.assert_non_negative(temperature, "`temperature` must not be negative.")
         z = temperature * latent(n, model.dimension, tf.stack([seed, tf.zeros_like(seed)]), dtype)
         return {"images": keras.ops.clip(flow.inverse(z), 0, 1)}
 

@@ -11,9 +11,12 @@ _ATTEMPTS = 100
 
 def versions(path: Path) -> list[int]:
     """The version numbers under a folder, in order; none for a folder that does not exist."""
-    if not path.is_dir():
-        return []
-    return sorted(int(child.name) for child in path.iterdir() if child.name.isascii() and child.name.isdigit() and child.is_dir())
+    return sorted(int(child.name) for child in _numbered(path) if child.is_dir())
+
+
+def _numbered(path: Path) -> list[Path]:
+    children = path.iterdir() if path.is_dir() else ()
+    return [child for child in children if child.name.isascii() and child.name.isdigit()]
 
 
 def write_version(path: Path, write: Callable[[Path], None], version: int | None = None, overwrite: bool = False) -> Path:
@@ -75,11 +78,12 @@ def _place(aside: Path, path: Path, version: int | None, overwrite: bool) -> Pat
             os.rename(aside, target)
         return target
     for _ in range(_ATTEMPTS):
-        target = path / str(max(versions(path), default=0) + 1)
+        target = path / str(max([0, *(int(child.name) for child in _numbered(path))]) + 1)
         try:
-            target.mkdir()  # takes the number: somebody else may be exporting too
-        except FileExistsError:
-            continue
-        os.replace(aside, target)  # a folder may replace an empty one, in one step
+            os.rename(aside, target)
+        except OSError:
+            if not target.exists():
+                raise
+            continue  # somebody else, who is exporting too, has taken the number
         return target
     raise FileExistsError(f"Found no free version under {path}: others take them as fast as this process asks.")

@@ -221,6 +221,12 @@ def test_wrong_shapes_and_dtypes_get_tensorflows_own_error(tmp_path):
         served(images=tf.ones((2, 9)))
 
 
+def test_a_flow_refuses_a_negative_temperature(tmp_path):
+    loaded = tf.saved_model.load(str(export_saved_model(_flow("fixed"), tmp_path)))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="`temperature` must not be negative"):
+        loaded.signatures["sample"](n=tf.constant(1), seed=tf.constant(0, tf.int64), temperature=tf.constant(-1.0))
+
+
 def test_a_failed_export_leaves_nothing_behind(tmp_path):
     class Broken(keras.layers.Layer):
         working = True

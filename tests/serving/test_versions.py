@@ -28,6 +28,7 @@ def test_numbers_go_up_and_nothing_is_overwritten(tmp_path):
     (path / "12").write_text("a file")
     assert versions(path) == [1, 2, 10, 11]
     assert [_content(path / str(n)) for n in versions(path)] == ["a", "b", "c", "d"]
+    assert write_version(path, _write("e")) == path / "13"
 
 
 def test_a_version_is_replaced_only_when_asked(tmp_path):
