@@ -30,7 +30,24 @@ def test_commands_are_single_lines_and_their_files_exist():
             assert (ROOT / script).exists()
 
 
-def test_every_linked_file_exists():
-    for name in ("README.md", "CONTRIBUTING.md"):
-        for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text()):
-            assert target.startswith("http") or (ROOT / target).exists(), target
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(str(p.relative_to(ROOT)) for f in ("docs", "saved_models") for p in ROOT.glob(f"{f}/**/*.md")),
+]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_linked_file_and_heading_exists(name):
+    text = re.sub(r"```.+?```", "", (ROOT / name).read_text(), flags=re.S)
+    for target, heading in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", text):
+        if target.startswith("http"):
+            continue
+        file = (ROOT / name).parent / target if target else ROOT / name
+        assert file.exists(), target
+        headings = (
+            [re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in re.findall(r"^#+ (.+)$", file.read_text(), re.M)]
+            if heading
+            else []
+        )
+        assert not heading or heading in headings, f"{target}#{heading}"

@@ -208,7 +208,8 @@ def test_keras_own_export_works_too(map, tmp_path):
     model = _classifier((map,))
     model.export(tmp_path / "model", verbose=False)
     x = np.random.default_rng(0).normal(size=(3, 9)).astype("float32")
-    np.testing.assert_allclose(tf.saved_model.load(str(tmp_path / "model")).serve(x), model(x), rtol=1e-5, atol=1e-5)
+    loaded = tf.saved_model.load(str(tmp_path / "model"))
+    np.testing.assert_allclose(loaded.serve(x), model(x), rtol=1e-5, atol=1e-5)
 
 
 def test_wrong_shapes_and_dtypes_get_tensorflows_own_error(tmp_path):
