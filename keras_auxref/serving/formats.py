@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.util
-import logging
 import os
 import re
 import tempfile
@@ -16,6 +15,7 @@ import tensorflow as tf
 from keras_auxref.flows import Glow
 from keras_auxref.layers._frozen import frozen
 from keras_auxref.ops._checks import HALF, require_tensorflow
+from keras_auxref.serving._logs import quiet
 from keras_auxref.serving.signatures import Signature, signatures_of
 
 _MISSING_OPERATION = re.compile(r"'tf\.(\w+)' op|No Op registered for (\w+)")
@@ -138,8 +138,8 @@ def _export(
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".writing-", dir=path.parent) as aside:  # on the same disk: renaming is one step
         file = os.path.join(aside, path.name)
-        # Numbers and not tensors, which tf2onnx takes for inputs.
-        with frozen(model, keras.ops.convert_to_numpy), _in_float32(model), _quiet():
+        # Numbers and not tensors, which tf2onnx takes for inputs; and without notes on gradients, which a file does not have.
+        with frozen(model, keras.ops.convert_to_numpy), _in_float32(model), quiet("absl", "tensorflow", "tf2onnx"):
             try:
                 convert(_Served(model, signature), [inputs], file)
             except Exception as error:
@@ -201,17 +201,3 @@ def _in_float32(model: keras.Model) -> Iterator[None]:
     finally:
         for layer, policy in half:
             layer.dtype_policy = policy
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without notes on gradients, which a file does not have, and on operations that an error will name."""
-    loggers = [logging.getLogger(name) for name in ("absl", "tensorflow", "tf2onnx")]
-    before = [logger.disabled for logger in loggers]
-    for logger in loggers:
-        logger.disabled = True  # and not a level, which absl sets again
-    try:
-        yield
-    finally:
-        for logger, disabled in zip(loggers, before, strict=True):
-            logger.disabled = disabled

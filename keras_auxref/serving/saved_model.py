@@ -1,8 +1,5 @@
 """Keras models as SavedModels that plain TensorFlow loads."""
 
-import contextlib
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +8,7 @@ import tensorflow as tf
 
 from keras_auxref.layers._frozen import frozen
 from keras_auxref.ops._checks import require_tensorflow
+from keras_auxref.serving._logs import quiet
 from keras_auxref.serving.signatures import Signature, signatures_of
 from keras_auxref.serving.versions import write_version
 
@@ -86,7 +84,7 @@ def export_saved_model(
         module.weights = list(used.values())
         # Without gradients: a server does not need them, and closed forms keep what a SavedModel cannot hold.
         options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
-        with _quiet():
+        with quiet("tensorflow"):  # a notice about assets, of which there are none
             tf.saved_model.save(module, str(folder), signatures=functions, options=options)
         _forget_gradients(folder / "saved_model.pb")
 
@@ -115,15 +113,3 @@ def _forget_gradients(file: Path) -> None:
             for node in nodes:
                 node.attr.pop("_gradient_op_type", None)
     file.write_bytes(saved.SerializeToString(deterministic=True))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without TensorFlow's notice about assets, of which there are none."""
-    logger = logging.getLogger("tensorflow")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
