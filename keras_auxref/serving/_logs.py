@@ -1,0 +1,19 @@
+"""Notices of TensorFlow and of converters that tell a user nothing."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def quiet(*names: str) -> Iterator[None]:
+    """While this lasts, the loggers of these names say nothing."""
+    loggers = [logging.getLogger(name) for name in names]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True  # and not a level, which absl sets again
+    try:
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
