@@ -163,6 +163,8 @@ def test_a_process_with_tensorflow_alone_answers_as_the_live_model(name, rng, tm
 def test_what_depends_on_weights_alone_is_not_computed_at_requests(tmp_path):
     """No factorisation of W, no matrix exponential, no inverse in any function; and a smaller file for it."""
     factoring = {"Eig", "SelfAdjointEigV2", "MatrixInverse", "MatrixSolve", "Qr", "Svd", "LogMatrixDeterminant"}
+    live = _classifier(("cayley",))
+    assert factoring & {op.type for op in tf.function(live).get_concrete_function(tf.ones((1, 9))).graph.get_operations()}
     for model in (_flow("aux_relaxed_cayley"), _flow("conv"), _flow("householder"), _classifier(("cayley", "householder"))):
         folder = export_saved_model(model, tmp_path / model.name)
         graph = _saved_graph(folder)
