@@ -96,12 +96,12 @@ def jit_compile(args: argparse.Namespace) -> Any:
 
 
 def scope(args: argparse.Namespace) -> Any:
-    """The context to build a model in: `tf.distribute.MirroredStrategy` over all GPUs, or nothing."""
+    """The context to build a model in: a mirrored strategy over all GPUs, or nothing."""
     if args.strategy == "none":
         return contextlib.nullcontext()
-    import tensorflow as tf
+    from common.distribution import Mirrored
 
-    return tf.distribute.MirroredStrategy().scope()
+    return Mirrored().scope()
 
 
 def main(run: Callable[[], None]) -> None:
