@@ -9,17 +9,12 @@ Writes benchmarks/results/branches.json.
 
 import argparse
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-ROOT = Path(__file__).parent
-sys.path.insert(0, str(ROOT.parent / "examples"))
-
-from common import data  # noqa: E402
-from common.results import write_json  # noqa: E402
+import report  # makes the examples' helpers importable
+from common import data
 
 RESTORED_WITHIN = 1e-4
 BATCH = 250
@@ -63,14 +58,13 @@ def main() -> None:
     p.add_argument("models", nargs="+", type=Path, metavar="MODEL.keras")
     p.add_argument("--images", type=int, default=1000, help="validation images (default: %(default)s)")
     p.add_argument("--counted", type=int, default=64, help="vectors per layer whose preimages are counted (default: %(default)s)")
-    p.add_argument("--output", type=Path, default=ROOT / "results" / "branches.json")
+    report.add_arguments(p, "branches", quick=None)
     args = p.parse_args()
     missing = [str(path) for path in args.models if not path.exists()]
     if missing:
         p.error(f"no such file: {', '.join(missing)}")
     flows = [measure(path, args.images, args.counted) for path in args.models]
-    write_json(args.output, {"benchmark": "branches", "flows": flows})
-    print(args.output)
+    report.write(args, {"flows": flows})
 
 
 if __name__ == "__main__":

@@ -12,20 +12,18 @@ Everything is a ratio of times measured in one run, in rounds over all candidate
 
 import argparse
 import functools
-import json
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
+import report
 import tensorflow as tf
 from timing import interleaved
 
-import keras_auxref
 from keras_auxref import AuxReflection, ops
 
 SHAPES = [(16384, 12), (4096, 24), (1024, 48)]
@@ -167,15 +165,11 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small shapes and few rounds")
+    report.add_arguments(parser, "core", quick="small shapes and few rounds")
     parser.add_argument("--rounds", type=int, default=15, help="rounds over all candidates (the layer gets ten times as many)")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "core.json")
     arguments = parser.parse_args()
     rounds, shapes = (2, [(64, 6)]) if arguments.quick else (arguments.rounds, SHAPES)
     results: dict[str, Any] = {
-        "versions": {"keras_auxref": keras_auxref.__version__, "tensorflow": tf.__version__, "keras": keras.__version__},
-        "cores": os.cpu_count(),
-        "gpus": len(tf.config.list_physical_devices("GPU")),
         "layer": layer(2 if arguments.quick else 10 * rounds, 32 if arguments.quick else 784, 128),
     }
     measured = results["layer"]
@@ -186,10 +180,7 @@ def main() -> None:
     show("log_det_jacobian, value and gradients, float32", results["log_det_jacobian"])
     results["inverse"] = inverse(rounds, shapes)
     show("inverse, float32 (error: largest ‖f(x) − y‖/‖y‖)", results["inverse"])
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = arguments.output.with_suffix(".tmp")
-    temporary.write_text(json.dumps(results, indent=1) + "\n")
-    temporary.replace(arguments.output)
+    report.write(arguments, results)
 
 
 if __name__ == "__main__":

@@ -15,18 +15,13 @@ first call, which traces the model, stands beside them.
 """
 
 import argparse
-import datetime
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-# The examples' helpers: data, results and tables.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-
+import report  # makes the examples' helpers importable
 from common import cli, data
-from common.results import command, environment, hardware, write_json
+from common.results import environment, hardware
 from timing import interleaved
 
 MIXINGS = ("conv", "aux", "aux_spectral", "aux_relaxed_cayley", "householder", "fixed")
@@ -151,23 +146,18 @@ def show(title: str, times: dict[str, dict[str, float]], **more: dict[str, float
 
 def arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--quick", action="store_true", help="a small flow and few rounds, to see that everything runs")
+    report.add_arguments(p, "glow", quick="a small flow and few rounds, to see that everything runs")
     for key, value in FULL.items():
         p.add_argument(f"--{key}", type=cli.positive, metavar="N", help=f"default: {value}, with --quick {QUICK[key]}")
     p.add_argument(
         "--mixing", action="append", choices=(*MIXINGS, NONE, PAPER), help="time only these, and conv; repeat for several"
     )
     p.add_argument("--part", action="append", choices=("decode", "training"), help="time only this part (default: both)")
-    p.add_argument(
-        "--output", type=Path, metavar="FILE", help="default: results/glow.json here, with --quick runs/benchmarks/glow.json"
-    )
     args = p.parse_args()
     for key, value in (QUICK if args.quick else FULL).items():
         setattr(args, key, getattr(args, key) or value)
     args.part = args.part or ["decode", "training"]
     args.mixing = list(dict.fromkeys([REFERENCE, *(args.mixing or (*MIXINGS, NONE, PAPER))]))
-    default = Path("runs", "benchmarks") if args.quick else Path(__file__).parent / "results"
-    args.output = args.output or default / "glow.json"
     return args
 
 
@@ -191,10 +181,7 @@ def main() -> None:
         show("Decoding a batch", times, **{"largest error": errors})
         lost = {name: None if value == float("inf") else value for name, value in errors.items()}
         measured["decode"] = {name: {**entry, "largest_error": lost[name]} for name, entry in times.items()}
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    settings = {key: getattr(args, key) for key in FULL}
-    write_json(args.output, {"command": command(), "date": date, **here, "settings": settings, **measured})
-    print(args.output)
+    report.write(args, {"settings": {key: getattr(args, key) for key in FULL}, **measured})
 
 
 if __name__ == "__main__":

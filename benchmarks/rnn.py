@@ -9,20 +9,18 @@ candidates. Writes a JSON file and prints a table.
 """
 
 import argparse
-import json
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
+import report
 import tensorflow as tf
 from timing import interleaved
 
-import keras_auxref
 from keras_auxref import OrthogonalRNN
 
 CLASSES = 10
@@ -80,28 +78,19 @@ def show(results: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small sizes and few rounds")
+    report.add_arguments(parser, "rnn", quick="small sizes and few rounds")
     parser.add_argument("--rounds", type=int, default=15, help="rounds over all candidates")
     parser.add_argument("--units", type=int, default=170)
     parser.add_argument("--steps", type=int, default=784)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--xla", action=argparse.BooleanOptionalAction, help="only with XLA, or only without (default: both)")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "rnn.json")
     arguments = parser.parse_args()
     units, steps, batch, rounds = arguments.units, arguments.steps, arguments.batch, arguments.rounds
     if arguments.quick:
         units, steps, batch, rounds = 8, 5, 4, 2
-    results: dict[str, Any] = {
-        "versions": {"keras_auxref": keras_auxref.__version__, "tensorflow": tf.__version__, "keras": keras.__version__},
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "gpus": len(tf.config.list_physical_devices("GPU")),
-        **measure(units, steps, batch, rounds, (False, True) if arguments.xla is None else (arguments.xla,)),
-    }
+    results = measure(units, steps, batch, rounds, (False, True) if arguments.xla is None else (arguments.xla,))
     show(results)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = arguments.output.with_suffix(".tmp")
-    temporary.write_text(json.dumps(results, indent=1) + "\n")
-    temporary.replace(arguments.output)
+    report.write(arguments, results)
 
 
 if __name__ == "__main__":

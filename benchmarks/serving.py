@@ -16,7 +16,6 @@ import http.client
 import json
 import os
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -25,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
 import numpy as np
+import report  # makes the examples' helpers importable
 from common import cli, serving
 from common.serving_model import SavedModel, latest_version
 from common.serving_process import Server
@@ -246,12 +245,11 @@ def main() -> None:
     parser.add_argument(
         "folders", nargs="*", type=Path, metavar="FOLDER", help="models to serve (default: two that are made here)"
     )
-    parser.add_argument("--quick", action="store_true", help="few requests")
+    report.add_arguments(parser, "serving", quick="few requests")
     parser.add_argument("--replicas", type=cli.positive, default=2)
     parser.add_argument("--clients", type=cli.positive, default=8)
     parser.add_argument("--requests", type=cli.positive, default=30000, help="at most (default: %(default)s)")
     parser.add_argument("--seconds", type=cli.positive_number, default=90.0, help="at most (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "serving.json")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.clients, arguments.requests, arguments.seconds = 2, 200, 10.0
@@ -259,14 +257,8 @@ def main() -> None:
         folders = [folder.resolve() for folder in arguments.folders] or export(Path(temporary))
         measured = measure(folders, arguments)
     show(measured)
-    from common.results import environment
-
     settings = {key: getattr(arguments, key) for key in ("replicas", "clients", "requests", "seconds")}
-    results = {**environment(), "models": [folder.name for folder in folders], "settings": settings, **measured}
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    aside = arguments.output.with_suffix(".tmp")
-    aside.write_text(json.dumps(results, indent=1) + "\n")
-    aside.replace(arguments.output)
+    report.write(arguments, {"models": [folder.name for folder in folders], "settings": settings, **measured})
 
 
 if __name__ == "__main__":

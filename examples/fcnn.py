@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common import cli, data
-from common.results import Results, Run, environment, hardware
+from common.results import Results, environment, hardware
 
 if TYPE_CHECKING:
     import keras
@@ -77,27 +77,17 @@ def main() -> None:
     output = args.output or Path("runs", stem)
     settings = {key: getattr(args, key) for key in ("epochs", "batch_size", "seed", "strategy", "jit")}
     results = Results(output / f"{stem}.json", "fcnn", dataset.describe(), settings, resume=args.resume)
-    # Maps take turns within each repetition, so that a machine that slows down slows them all.
-    planned = [(name, run) for run in range(args.runs) for name in args.maps]
 
     import keras
     from common import plotting, training
+    from common.attempts import attempts
 
     here = environment()
     print(f"{args.dataset}: d = {dataset.dimension}, {len(dataset.train_images)} training images, on {hardware(here)}")
     training_data, validation_data = dataset.vectors()
-    for done, (name, number) in enumerate(planned, start=1):
-        stored = results.find(name, number) if args.resume else None
-        run = stored or Run(name, number, seed=args.seed + number)
-        if run.finished:
-            cli.progress(done, len(planned), run, "finished before")
-            continue
-        run.environment = here
-        checkpoints = output / f"{stem}-{name}-{number}.checkpoint"
-        cli.progress(done, len(planned), run, "from its last checkpoint" if stored and checkpoints.exists() else "")
-        keras.utils.set_random_seed(run.seed)
+    for attempt in attempts(args, args.maps, results, here):
         with cli.scope(args):
-            model = build_model(name, dataset.dimension, dataset.classes)
+            model = build_model(attempt.run.map, dataset.dimension, dataset.classes)
             model.compile(
                 optimizer=keras.optimizers.Adam(),
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -108,16 +98,14 @@ def main() -> None:
             model,
             training_data,
             validation_data,
-            run,
+            attempt.run,
             results,
             epochs=args.epochs,
             batch_size=args.batch_size,
-            checkpoints=checkpoints,
+            checkpoints=attempt.checkpoints,
             verbose=args.verbose,
-            save=output / f"{stem}-{name}-{number}.keras" if args.save else None,
+            save=attempt.model if args.save else None,
         )
-        # Frees the graphs of the last model: four maps at d = 784 would otherwise pile up.
-        keras.backend.clear_session()
 
     figure = output / f"{stem}.png"
     plotting.learning_curves(results.runs(), figure, title=f"SVD layers of width {dataset.dimension} on {args.dataset}")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from common import cli, data
-from common.results import Results, Run, environment, hardware, mean_and_deviation
+from common.results import Results, environment, hardware, mean_and_deviation
 
 MIXINGS = ("aux", "aux_spectral", "aux_relaxed_cayley", "householder", "conv", "fixed")
 REFERENCE = "conv"
@@ -194,34 +194,22 @@ def main() -> None:
     kept = ("levels", "steps", "hidden", "train_steps", "steps_per_epoch", "batch_size", "learning_rate", "warmup")
     settings = {key: getattr(args, key) for key in (*kept, "validation_size", "seed", "strategy", "jit")}
     results = Results(output / f"{stem}.json", "glow", dataset.describe(), settings, resume=args.resume)
-    # Mixings take turns within each repetition, so that a machine that slows down slows them all.
-    planned = [(name, run) for run in range(args.runs) for name in args.mixings]
 
-    import keras
     from common import flows, galleries, plotting, training
+    from common.attempts import attempts
 
     here = environment()
     shape = "×".join(map(str, dataset.image_shape))
     print(f"{args.dataset}: {len(dataset.train_images)} training images of {shape}, on {hardware(here)}")
-    for done, (name, number) in enumerate(planned, start=1):
-        saved = output / f"{stem}-{name}-{number}.keras"
-        pictures_of = output / f"{stem}-{name}.npz" if number == 0 else None
-        stored = results.find(name, number) if args.resume else None
-        run = stored or Run(name, number, seed=args.seed + number)
+    for attempt in attempts(args, args.mixings, results, here, measure=args.measure):
+        run = attempt.run
+        pictures_of = output / f"{stem}-{run.map}.npz" if run.run == 0 else None
         if run.finished:
-            again = args.measure and saved.exists()
-            cli.progress(done, len(planned), run, "finished before" + (", measured again" if again else ""))
-            if again:
-                run.measurements = measure(flows.load_model(saved), dataset.validation_images, pictures_of)
-                results.save(run)
-                keras.backend.clear_session()
+            run.measurements = measure(flows.load_model(attempt.model), dataset.validation_images, pictures_of)
+            results.save(run)
             continue
-        run.environment = here
-        checkpoints = output / f"{stem}-{name}-{number}.checkpoint"
-        cli.progress(done, len(planned), run, "from its last checkpoint" if stored and checkpoints.exists() else "")
-        keras.utils.set_random_seed(run.seed)
         with cli.scope(args):
-            model = build_model(args, name, dataset.image_shape, run.seed)
+            model = build_model(args, run.map, dataset.image_shape, run.seed)
 
         # ActNorm starts from data; `fit` would take the images of its first batch.
         model.initialize(dataset.train_images[:INITIAL_IMAGES])
@@ -237,16 +225,14 @@ def main() -> None:
             results,
             epochs=args.train_steps // args.steps_per_epoch,
             batch_size=args.batch_size,
-            checkpoints=checkpoints,
+            checkpoints=attempt.checkpoints,
             measures=bits_per_dim,
             verbose=args.verbose,
             steps_per_epoch=args.steps_per_epoch,
             validation_batch=VALIDATION_BATCH,
-            save=saved if args.save else None,
+            save=attempt.model if args.save else None,
             afterwards=afterwards,
         )
-        # Frees the graphs of the last model.
-        keras.backend.clear_session()
 
     of = f"Glow on {args.dataset}, {shape}, L = {args.levels}, K = {args.steps}, C = {args.hidden}"
     figures = {kind: output / f"{stem}-{kind}.png" for kind in ("likelihood", "samples", "reconstructions", "interpolations")}

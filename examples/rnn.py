@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from common import cli, data, sequences
-from common.results import Results, Run, environment, hardware
+from common.results import Results, environment, hardware
 from common.sequences import Sequences
 
 if TYPE_CHECKING:
@@ -192,29 +192,18 @@ def main() -> None:
     keys += ("learning_rate", "transition_learning_rate")
     settings = {key: getattr(args, key) for key in (*keys, *(("steps_per_epoch",) if args.steps_per_epoch else ()))}
     results = Results(output / f"{stem}.json", "rnn", x.description, settings, resume=args.resume)
-    # Transitions take turns within each repetition, so that a machine that slows down slows them all.
-    planned = [(name, run) for run in range(args.runs) for name in args.transitions]
 
     import keras
     from common import plotting, training
+    from common.attempts import attempts
 
     here, task = environment(), describe(args.task)
     print(f"{stem}: {x.steps} steps, {len(x.train[0])} training sequences, hidden size {args.hidden}, on {hardware(here)}")
     if x.baseline:
         print(f"Loss of the best answer without memory: {x.baseline:.4f}")
-    for done, (name, number) in enumerate(planned, start=1):
-        stored = results.find(name, number) if args.resume else None
-        run = stored or Run(name, number, seed=args.seed + number)
-        if run.finished:
-            cli.progress(done, len(planned), run, "finished before")
-            continue
-        run.environment = here
-        checkpoints = output / f"{stem}-{name}-{number}.checkpoint"
-        resumed = bool(stored and checkpoints.exists())
-        cli.progress(done, len(planned), run, "from its last checkpoint" if resumed else "")
-        keras.utils.set_random_seed(run.seed)
+    for attempt in attempts(args, args.transitions, results, here):
         with cli.scope(args):
-            model = build_model(name, args.task, x, args.hidden, args.start, args.activation)
+            model = build_model(attempt.run.map, args.task, x, args.hidden, args.start, args.activation)
             model.compile(
                 optimizer=optimizer(args.learning_rate, args.transition_learning_rate),
                 loss=task.loss,
@@ -226,21 +215,19 @@ def main() -> None:
             model,
             x.train,
             x.validation,
-            run,
+            attempt.run,
             results,
             epochs=args.epochs,
             batch_size=args.batch_size,
-            checkpoints=checkpoints,
+            checkpoints=attempt.checkpoints,
             measures=training.classification if args.task == "pixels" else losses,
-            callbacks=(keras.callbacks.CSVLogger(output / f"{stem}-{name}-{number}.csv", append=resumed),),
+            callbacks=(keras.callbacks.CSVLogger(attempt.log, append=attempt.resumed),),
             steps_per_epoch=args.steps_per_epoch,
             # Of a batch the inputs of all 784 steps are projected at once.
             validation_batch=250,
             verbose=args.verbose,
-            save=output / f"{stem}-{name}-{number}.keras" if args.save else None,
+            save=attempt.model if args.save else None,
         )
-        # Frees the graphs of the last model.
-        keras.backend.clear_session()
 
     figure = output / f"{stem}.png"
     (measure, label, scale), *more = task.rows

@@ -148,13 +148,13 @@ def hardware(environment: dict[str, Any]) -> str:
 
 
 def command(arguments: list[str] | None = None, program: str | None = None) -> str:
-    """The command that runs this script again, without the folder that the results go to."""
+    """The command that runs this script again, without the folder of the results and the folders of absolute paths."""
     script = Path(program or sys.argv[0])
     kept, skip = [], False
     for argument in sys.argv[1:] if arguments is None else arguments:
         if not skip and not argument.startswith("--output="):
             skip = argument == "--output"
-            kept += [] if skip else [argument]
+            kept += [] if skip else [Path(argument).name if Path(argument).is_absolute() else argument]
         else:
             skip = False
     return shlex.join(["python", f"{script.resolve().parent.name}/{script.name}", *kept])

@@ -1,0 +1,34 @@
+"""Where a benchmark writes its results, and what every results file says of its making."""
+
+import argparse
+import datetime
+import sys
+from pathlib import Path
+from typing import Any
+
+# The examples' helpers.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+
+from common.results import command, environment, write_json
+
+RESULTS = Path(__file__).parent / "results"
+QUICK = Path("runs", "benchmarks")
+"""Where a smoke run writes: not over results that are kept."""
+
+
+def add_arguments(parser: argparse.ArgumentParser, name: str, quick: str | None) -> None:
+    """`--output`, and unless `quick` is None `--quick` with that help. `name` is that of the results file."""
+    if quick:
+        parser.add_argument("--quick", action="store_true", help=quick)
+    where = f"results/{name}.json here" + (f", with --quick {QUICK / name}.json" if quick else "")
+    parser.add_argument("--output", type=Path, metavar="FILE", help=f"default: {where}")
+    parser.set_defaults(_name=name)
+
+
+def write(arguments: argparse.Namespace, content: dict[str, Any]) -> None:
+    """Write a results file with the command, the date, the versions and the hardware, and print where it is."""
+    folder = QUICK if getattr(arguments, "quick", False) else RESULTS
+    path = arguments.output or folder / f"{arguments._name}.json"
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    write_json(path, {"command": command(), "date": date, **environment(), **content})
+    print(f"\n{path}")
