@@ -18,7 +18,8 @@ def example(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
 
     def run(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
         command = [sys.executable, str(EXAMPLES / script), *arguments]
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", **variables}
+        # A crash in compiled code then tells where it was.
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONFAULTHANDLER": "1", **variables}
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
 
     return run
