@@ -18,8 +18,6 @@ from keras_auxref.ops._checks import HALF, require_tensorflow
 from keras_auxref.serving._logs import quiet
 from keras_auxref.serving.signatures import Signature, signatures_of
 
-_LITERT_SINCE = (3, 15)
-"""The version of Keras from which on its converter to LiteRT is known to be right for these layers."""
 _MISSING_OPERATION = re.compile(r"'tf\.(\w+)' op|No Op registered for (\w+)")
 
 
@@ -101,8 +99,6 @@ def export_litert(
 
     if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1):
         raise ValueError(f"`batch_size` must be a whole number of at least 1, or None. Received: {batch_size!r}")
-    if tuple(map(int, keras.__version__.split(".")[:2])) < _LITERT_SINCE:
-        raise ImportError(f"`export_litert` needs Keras 3.15 or later. Received: Keras {keras.__version__}", name="keras")
     return _export(model, path, "LiteRT", ".tflite", convert, overwrite, outputs, input_signature, batch_size)
 
 

@@ -24,18 +24,12 @@ def run_litert(path, **inputs):
     return interpreter.get_signature_runner()(**inputs)  # resizes the inputs to the batch
 
 
-def require_litert():
-    if tuple(map(int, keras.__version__.split(".")[:2])) < (3, 15):
-        pytest.skip("needs Keras 3.15")
-
-
 def onnx(model, path, **kwargs):
     pytest.importorskip("tf2onnx")
     return export_onnx(model, path / "model.onnx", **kwargs), run_onnx
 
 
 def litert(model, path, **kwargs):
-    require_litert()
     return export_litert(model, path / "model.tflite", **kwargs), run_litert
 
 
@@ -288,7 +282,6 @@ def test_litert_has_no_float64(tmp_path):
 
 @pytest.mark.parametrize(("export", "suffix"), [(export_onnx, ".onnx"), (export_litert, ".tflite")])
 def test_mistakes_of_the_caller(export, suffix, tmp_path):
-    pytest.importorskip("tf2onnx") if export is export_onnx else require_litert()
     model = sequential((D,), layers.ModReLU())
     with pytest.raises(ValueError, match=rf"Expected a path that ends in '{suffix}'. Received: .*model.pb"):
         export(model, tmp_path / "model.pb")
@@ -300,12 +293,6 @@ def test_mistakes_of_the_caller(export, suffix, tmp_path):
 def test_batch_sizes_are_positive(batch_size, tmp_path):
     with pytest.raises(ValueError, match="batch_size"):
         litert(sequential((D,), layers.ModReLU()), tmp_path, batch_size=batch_size)
-
-
-def test_an_older_keras_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(keras, "__version__", "3.12.4")
-    with pytest.raises(ImportError, match=r"needs Keras 3\.15 or later. Received: Keras 3\.12\.4"):
-        export_litert(sequential((D,), layers.ModReLU()), tmp_path / "model.tflite")
 
 
 @pytest.mark.parametrize("package", ["tf2onnx", "onnx"])
