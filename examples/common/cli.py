@@ -36,7 +36,7 @@ def parser(description: str, datasets: Sequence[str], defaults: dict[str, dict[s
         "--strategy",
         choices=("none", "mirrored"),
         default="none",
-        help="mirrored: split each batch over all GPUs (default: one GPU if there is one, else the CPU)",
+        help="mirrored: split each batch over all GPUs, if there are several (default: one GPU if there is one, else the CPU)",
     )
     p.add_argument("--jit", action=argparse.BooleanOptionalAction, help="compile the training step with XLA (default: on a GPU)")
     p.add_argument("--output", type=Path, metavar="DIR", help="folder for results and figure (default: runs/EXAMPLE-DATASET)")
@@ -96,12 +96,17 @@ def jit_compile(args: argparse.Namespace) -> Any:
 
 
 def scope(args: argparse.Namespace) -> Any:
-    """The context to build a model in: a mirrored strategy over all GPUs, or nothing."""
+    """The context to build a model in: `tf.distribute.MirroredStrategy` where there are several GPUs, or nothing.
+
+    Under a strategy Keras drops an iterator over the data at the start of every `fit`, and TensorFlow 2.21 may crash when that
+    happens while it fetches a batch: rarely, but there is no reason to risk it on a single device.
+    """
     if args.strategy == "none":
         return contextlib.nullcontext()
-    from common.distribution import Mirrored
+    import tensorflow as tf
 
-    return Mirrored().scope()
+    several = len(tf.config.list_logical_devices("GPU")) > 1
+    return tf.distribute.MirroredStrategy().scope() if several else contextlib.nullcontext()
 
 
 def main(run: Callable[[], None]) -> None:
