@@ -13,19 +13,15 @@ taking turns among themselves.
 """
 
 import argparse
-import datetime
 import importlib.util
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# The examples' helpers: results, colours, tables, and the network of the paper.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-
+import report  # makes the examples' helpers importable, and with them the network of the paper
 from common import cli
-from common.results import command, environment, hardware, write_json
+from common.results import environment, hardware, write_json
 from timing import interleaved
 
 ORTHOGONAL = ("householder", "cayley", "exp")
@@ -268,13 +264,11 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    here = environment()
-    print(f"On {hardware(here)}, {'with' if args.jit else 'without'} XLA\n")
+    print(f"On {hardware(environment())}, {'with' if args.jit else 'without'} XLA\n")
     rows = training_steps(args) if args.fcnn else sweep(args)
     stem = ("maps-fcnn" if args.fcnn else "maps") + ("-jit" if args.jit else "")
     written = [args.output / f"{stem}.json"]
-    content = {"command": command(), "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), **here}
-    write_json(written[0], {**content, "measurements": rows})
+    write_json(written[0], {**report.header(), "measurements": rows})
     if not args.fcnn:
         written.append(args.output / f"{stem}.png")
         plot(rows, written[1])

@@ -26,9 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser, name: str, quick: str | None)
 
 
 def write(arguments: argparse.Namespace, content: dict[str, Any]) -> None:
-    """Write a results file with the command, the date, the versions and the hardware, and print where it is."""
+    """Write a results file with its header, and print where it is."""
     folder = QUICK if getattr(arguments, "quick", False) else RESULTS
     path = arguments.output or folder / f"{arguments._name}.json"
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    write_json(path, {"command": command(), "date": date, **environment(), **content})
+    write_json(path, {**header(), **content})
     print(f"\n{path}")
+
+
+def header() -> dict[str, Any]:
+    """The command, the date, the versions and the hardware."""
+    return {"command": command(), "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), **environment()}

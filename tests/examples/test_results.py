@@ -92,7 +92,7 @@ def test_command_names_no_folder_of_this_machine():
     expected = "python examples/fcnn.py --map aux --epochs 3"
     assert results.command(arguments, "/somewhere/examples/fcnn.py") == expected
     assert results.command(["--output=/x", "--map", "aux"], "/y/examples/fcnn.py") == "python examples/fcnn.py --map aux"
-    assert results.command(["/home/me/digits", "runs/x"], "/y/benchmarks/b.py") == "python benchmarks/b.py digits runs/x"
+    assert results.command(["/elsewhere/digits", "runs/x"], "/y/benchmarks/b.py") == "python benchmarks/b.py digits runs/x"
 
 
 def test_mean_and_deviation():
