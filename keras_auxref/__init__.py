@@ -7,6 +7,7 @@ import importlib
 from typing import Any
 
 from keras_auxref import initializers, kernels, ops
+from keras_auxref.invertible import Invertible, register_bijector
 from keras_auxref.layers import AuxReflection, OrthogonalDense, OrthogonalRNN, OrthogonalRNNCell, SVDDense
 
 __version__ = "0.1.0"
@@ -25,6 +26,13 @@ __all__ = [
     "ops",
     "serving",
 ]
+
+
+def _bijector_of(layer: Invertible, **kwargs: Any) -> Any:
+    return importlib.import_module("keras_auxref.bijectors").LayerBijector(layer, **kwargs)
+
+
+register_bijector(_bijector_of)
 
 
 def __getattr__(name: str) -> Any:

@@ -5,9 +5,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_auxref.bijectors._base import FreshBijector, on_events
-from keras_auxref.bijectors._validation import certified, checked_inverse
-from keras_auxref.layers._invertible import Invertible
-from keras_auxref.layers.aux_reflection import AuxReflection
+from keras_auxref.bijectors._validation import checked_inverse
+from keras_auxref.invertible import Invertible
 
 
 class LayerBijector(FreshBijector):
@@ -18,7 +17,7 @@ class LayerBijector(FreshBijector):
     axes before an event.
 
     Args:
-        layer: A built layer of the contract `keras_auxref.layers._invertible.Invertible`.
+        layer: A built layer of the contract `keras_auxref.invertible.Invertible`.
         validate_args: Raise `tf.errors.InvalidArgumentError` where the inverse did not find a preimage, and where an auxiliary
             reflection on the way is not proven to have only one.
         name: Name of the bijector.
@@ -32,7 +31,7 @@ class LayerBijector(FreshBijector):
             inverse_min_event_ndims=layer.inverse_event_ndims,
             dtype=tf.as_dtype(layer.compute_dtype),
             validate_args=validate_args,
-            name=name or layer.name,  # type: ignore[attr-defined]
+            name=name or layer.name,
         )
         # Outside of TensorFlow's tracking: a Keras layer is not a tf.Module.
         self._layer = self._no_dependency(layer)
@@ -54,9 +53,8 @@ class LayerBijector(FreshBijector):
         x = on_events(self._layer.inverse, y, self._layer.inverse_event_ndims)
         if not self.validate_args:
             return x
-        reflections = [part for part in self._layer.inverse_parts() if isinstance(part, AuxReflection)]
-        proven = [certified(part.kernel, True if part.parametrization.symmetric else None) for part in reflections]
-        return checked_inverse(x, y, self, proven)
+        proofs = [part.proof() for part in self._layer.inverse_parts()]
+        return checked_inverse(x, y, self, [proof for proof in proofs if proof is not None])
 
     def _forward_log_det_jacobian(self, x: tf.Tensor) -> tf.Tensor:
         return on_events(self._layer.log_det_jacobian, x, self._layer.event_ndims)

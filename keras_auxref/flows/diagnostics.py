@@ -9,7 +9,7 @@ import numpy as np
 from keras_auxref import ops
 from keras_auxref.flows.multi_scale import MultiScale
 from keras_auxref.kernels import Certificate
-from keras_auxref.layers import AuxReflection, InvertibleDense
+from keras_auxref.layers import AuxReflection
 
 RETURNED_WITHIN = 1e-3
 
@@ -43,17 +43,7 @@ class Branches:
 
 def certificate_of(layer: Any) -> Certificate:
     """What is proven about one mixing, as it is now. For a linear map, `condition` is that of its matrix."""
-    if isinstance(layer, AuxReflection):
-        return layer.certificate()
-    nowhere = (float("nan"), float("nan"))
-    if not isinstance(layer, InvertibleDense):
-        return Certificate(True, 1.0, nowhere, "Proven: orthogonal by construction.")
-    w = keras.ops.convert_to_numpy(layer.kernel).astype(np.float64)
-    singular = np.linalg.svd(w, compute_uv=False) if np.isfinite(w).all() else np.array([np.inf, 0.0])
-    if not singular[-1] > 8 * len(w) * np.finfo(np.float64).eps * singular[0]:
-        return Certificate(False, np.inf, nowhere, "Not proven: the matrix is singular to working precision.")
-    condition = float(singular[0] / singular[-1])
-    return Certificate(True, condition, nowhere, f"Proven: linear, with a matrix of condition {condition:.6g}.")
+    return layer.certificate()
 
 
 def branches(flow: MultiScale, images: Any, counted: int, seed: int) -> list[Branches]:

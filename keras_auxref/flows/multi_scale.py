@@ -9,8 +9,8 @@ import keras
 from keras_auxref.flows.mixing import build_mixing, check_mixing
 from keras_auxref.flows.preprocessing import Logit
 from keras_auxref.initializers import PACKAGE
+from keras_auxref.invertible import Invertible
 from keras_auxref.layers import ActNorm, AffineCoupling, AuxReflection, Squeeze
-from keras_auxref.layers._invertible import Invertible
 
 
 @keras.saving.register_keras_serializable(PACKAGE)

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from keras_auxref.initializers import PACKAGE
-from keras_auxref.layers._invertible import Invertible
+from keras_auxref.invertible import Invertible
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -38,7 +38,7 @@ class Logit(Invertible, keras.layers.Layer):
         """Σ log|dy/dx| over the last axis of x."""
         return self._forward(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype))[1]
 
-    def forward_and_log_det(self, x: Any) -> tuple[Any, Any]:
+    def forward_and_log_det(self, x: Any, training: bool | None = None) -> tuple[Any, Any]:
         return self._forward(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype))
 
     def _forward(self, x: Any) -> tuple[Any, Any]:

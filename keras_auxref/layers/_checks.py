@@ -4,6 +4,10 @@ from typing import Any
 
 import keras
 
+from keras_auxref.invertible import require_built
+
+__all__ = ["last_axis", "require_built", "require_floating"]
+
 
 def last_axis(layer: keras.layers.Layer, input_shape: Any) -> int:
     """d of an input of shape (batch, ..., d)."""
@@ -14,14 +18,6 @@ def last_axis(layer: keras.layers.Layer, input_shape: Any) -> int:
             f"Received: {tuple(input_shape)}"
         )
     return int(d)
-
-
-def require_built(layer: keras.layers.Layer, name: str) -> None:
-    """Refuses an attribute that needs weights before there are any."""
-    if not layer.built:
-        raise ValueError(
-            f"`{name}` needs weights, and layer '{layer.name}' has not been built. Call it on data, or `build(shape)`."
-        )
 
 
 def require_floating(layer: keras.layers.Layer, dtype: Any) -> None:

@@ -3,10 +3,12 @@
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_auxref.initializers import PACKAGE
-from keras_auxref.layers._checks import last_axis, require_floating
-from keras_auxref.layers._invertible import Invertible
+from keras_auxref.invertible import Invertible
+from keras_auxref.kernels.certificate import Certificate, not_proven, proven
+from keras_auxref.layers._checks import last_axis, require_built, require_floating
 from keras_auxref.ops._affine import affine, affine_inverse, channel_log_det, standardization
 from keras_auxref.ops._checks import check_finite
 
@@ -85,6 +87,16 @@ class ActNorm(Invertible, keras.layers.Layer):
         """Σ log_scale for every vector on the last axis of x, shape `(batch, ...)`."""
         x = self._tensor(x, "log_det_jacobian")
         return channel_log_det(x, self._weights_as(x.dtype)[1])
+
+    def certificate(self) -> Certificate:
+        """A bijection where every scale, its reciprocal and every shift are numbers in the precision of the layer."""
+        require_built(self, "certificate")
+        shift, log_scale = self._weights_as(self.compute_dtype)
+        values = [keras.ops.exp(log_scale), keras.ops.exp(-log_scale), shift]
+        scale, reciprocal, shift = (keras.ops.convert_to_numpy(keras.ops.cast(value, "float64")) for value in values)
+        if not (np.isfinite([scale, reciprocal, shift]).all() and (scale > 0).all() and (reciprocal > 0).all()):
+            return not_proven("a scale or a shift is not finite, or a scale is zero")
+        return proven("every channel has a finite shift and a finite scale that is not zero", float(scale.max() / scale.min()))
 
     def _weights_as(self, dtype: Any) -> tuple[Any, Any]:
         return keras.ops.cast(self.shift, dtype), keras.ops.cast(self.log_scale, dtype)

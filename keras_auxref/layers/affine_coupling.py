@@ -4,11 +4,14 @@ import math
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_auxref.initializers import PACKAGE
-from keras_auxref.layers._checks import last_axis, require_floating
-from keras_auxref.layers._invertible import Invertible
+from keras_auxref.invertible import Invertible
+from keras_auxref.kernels.certificate import Certificate, not_proven, proven
+from keras_auxref.layers._checks import last_axis, require_built, require_floating
 from keras_auxref.ops._coupling import couple, coupling_log_det, coupling_sizes, uncouple
+from keras_auxref.typing import Tensor
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -96,7 +99,7 @@ class AffineCoupling(Invertible, keras.layers.Layer):
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape
 
-    def forward_and_log_det(self, x: Any) -> tuple[Any, Any]:
+    def forward_and_log_det(self, x: Tensor, training: bool | None = None) -> tuple[Tensor, Tensor]:
         """(y, Σ log s), with one pass of the network."""
         x = keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)
         if not self.built:
@@ -111,6 +114,18 @@ class AffineCoupling(Invertible, keras.layers.Layer):
     def log_det_jacobian(self, x: Any) -> Any:
         """Σ log s of every event, shape `(batch,)`."""
         return self.forward_and_log_det(self._tensor(x, "log_det_jacobian"))[1]
+
+    def certificate(self) -> Certificate:
+        """x_b can be solved for whatever the network says, as long as it says numbers and exp(±bound) is one."""
+        require_built(self, "certificate")
+        limits = keras.ops.exp(keras.ops.convert_to_tensor([-self.bound, self.bound], dtype=self.compute_dtype))
+        low, high = keras.ops.convert_to_numpy(keras.ops.cast(limits, "float64"))
+        if not (low > 0 and high < math.inf):
+            return not_proven(f"scales up to exp(±{self.bound:g}) leave {self.compute_dtype}")
+        weights = (keras.ops.convert_to_numpy(weight).astype(np.float64) for weight in self.network.weights)
+        if not all(np.isfinite(weight).all() for weight in weights):
+            return not_proven("the network has weights that are not finite")
+        return proven("x_a stays as it is, and with it shift and scale of x_b are known, the scale never zero")
 
     def get_config(self) -> dict[str, Any]:
         network = None if self._own_network else keras.saving.serialize_keras_object(self.network)

@@ -6,12 +6,13 @@ import keras
 
 from keras_auxref import kernels, ops
 from keras_auxref.initializers import PACKAGE, outside_graphs
+from keras_auxref.invertible import Invertible
 from keras_auxref.kernels import Certificate
 from keras_auxref.layers._checks import last_axis, require_built, require_floating
 from keras_auxref.layers._frozen import Freezable
-from keras_auxref.layers._invertible import Invertible
 from keras_auxref.ops._checks import as_tensor
 from keras_auxref.ops.reflect import central_coefficient, coefficient
+from keras_auxref.typing import Tensor
 
 BRANCH_MOMENTUM = 0.9
 
@@ -173,6 +174,13 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
         """What is proven about the invertibility of this layer, as it is now."""
         self._require_kernel("certificate")
         return self.parametrization.certificate(self.kernel)
+
+    def proof(self) -> Tensor:
+        """Whether f is proven to be a bijection, as a scalar boolean tensor, also inside of a graph."""
+        self._require_kernel("proof")
+        w = self.kernel
+        symmetric = True if self.parametrization.symmetric else None
+        return ops.inverse_with_info(keras.ops.zeros((1, w.shape[0]), dtype=w.dtype), w, symmetric=symmetric).certified
 
     def bijector(self, **kwargs: Any) -> Any:
         """A new TFP bijector over the weights of this layer: a view, never a copy."""

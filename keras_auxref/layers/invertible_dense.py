@@ -5,9 +5,10 @@ from typing import Any
 import keras
 
 from keras_auxref.initializers import PACKAGE, outside_graphs
-from keras_auxref.layers._checks import last_axis, require_floating
+from keras_auxref.invertible import Invertible
+from keras_auxref.kernels.certificate import Certificate, certify_linear
+from keras_auxref.layers._checks import last_axis, require_built, require_floating
 from keras_auxref.layers._frozen import Freezable
-from keras_auxref.layers._invertible import Invertible
 from keras_auxref.ops._log_abs_det import inverse_matrix, log_abs_det, multiply_rows, solve_rows
 
 
@@ -77,6 +78,11 @@ class InvertibleDense(Freezable, Invertible, keras.layers.Layer):
         x = self._tensor(x, "log_det_jacobian")
         value = self.once("log_abs_det", lambda: log_abs_det(self.kernel))
         return keras.ops.zeros_like(x[..., 0]) + keras.ops.cast(value, x.dtype)
+
+    def certificate(self) -> Certificate:
+        """Whether W is invertible as it is now, and its condition."""
+        require_built(self, "certificate")
+        return certify_linear(self.kernel)
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -7,9 +7,10 @@ import numpy as np
 
 from keras_auxref import ops
 from keras_auxref.initializers import PACKAGE, Cayley, Henaff, ReflectionOf, UniformFanIn, outside_graphs
+from keras_auxref.invertible import Invertible
+from keras_auxref.kernels.certificate import Certificate, not_proven, proven
 from keras_auxref.layers._checks import last_axis, require_built, require_floating
 from keras_auxref.layers._frozen import Freezable
-from keras_auxref.layers._invertible import Invertible
 from keras_auxref.ops._rows import map_rows
 from keras_auxref.ops.cayley import cayley_inverse
 from keras_auxref.ops.householder_product import householder_matrix, householder_vectors
@@ -137,6 +138,17 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
         """log|det U| = 0 for every vector on the last axis of x, shape `(batch, ...)`."""
         return keras.ops.zeros_like(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)[..., 0])
 
+    def certificate(self) -> Certificate:
+        """Orthogonal by construction, where the weights are finite and ‖UᵀU − I‖ of the U that is used is rounding."""
+        require_built(self, "certificate")
+        if not np.isfinite(_float64(self.kernel)).all():
+            return not_proven("the weight has entries that are not finite")
+        u = _float64(keras.ops.cast(self.matrix, self.compute_dtype))
+        defect = float(np.linalg.norm(u.T @ u - np.eye(len(u))))
+        if not defect < 0.5:  # below 1 it proves that U is invertible, and Uᵀ is close to its inverse
+            return not_proven(f"rounding takes the matrix away from an orthogonal one, ‖UᵀU − I‖ = {defect:.2g}")
+        return proven(f"orthogonal by construction (map {self.map!r}, ‖UᵀU − I‖ = {defect:.2g})", 1.0)
+
     def condense(self) -> keras.layers.Dense:
         """A plain `keras.layers.Dense` without bias that computes the same y = U x: a copy of U as it is now, for inference."""
         u = keras.ops.convert_to_numpy(self.matrix)
@@ -161,3 +173,7 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
         }
+
+
+def _float64(x: Any) -> np.ndarray:
+    return keras.ops.convert_to_numpy(x).astype(np.float64)

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from keras_auxref import AuxReflection, bijectors, layers, ops
-from keras_auxref.layers._invertible import Invertible
+from keras_auxref.invertible import Invertible
 
 tfb, tfd = tfp.bijectors, tfp.distributions
 KERNELS = ["spectral", "relaxed_cayley"]

@@ -1,14 +1,16 @@
 """What every invertible layer has to do; a new one is tested by adding one line to CASES."""
 
 import math
+import subprocess
+import sys
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_auxref.invertible import Invertible
 from keras_auxref.layers import ActNorm, AffineCoupling, AuxReflection, InvertibleDense, OrthogonalDense, Squeeze
-from keras_auxref.layers._invertible import Invertible
 from tests.keras_contract import run_layer_test
 from tests.support import relative
 
@@ -187,3 +189,80 @@ def test_needs_weights(layer_class):
             continue  # zero whatever the weights
         with pytest.raises(ValueError, match="has not been built"):
             getattr(layer_class(), method)(*([] if method == "bijector" else [np.ones((2, 4), "float32")]))
+
+
+@each
+def test_certificate_of_every_layer(rng, name):
+    """Proven away from the start, and never for weights that are not numbers."""
+    layer = _make(name, rng)
+    assert layer.certificate().invertible, layer.certificate()
+    assert layer.certificate().reason.startswith("Proven: ")
+    proof = layer.proof()
+    assert proof is None or bool(proof)
+    for weight in layer.trainable_weights:
+        value = weight.numpy()
+        weight.assign(np.where(np.arange(value.size).reshape(value.shape) == value.size - 1, np.nan, value))
+        assert not layer.certificate().invertible
+        assert layer.certificate().reason.startswith("Not proven: ")
+        weight.assign(value)
+
+
+@pytest.mark.parametrize(
+    ("layer", "value", "reason"),
+    [
+        (ActNorm(), 200.0, "a scale is zero"),  # exp(200) is no float32
+        (ActNorm(), -200.0, "a scale is zero"),
+        (AffineCoupling(hidden=2, bound=100.0), None, "leave float32"),
+        (InvertibleDense(), 1.0, "singular"),
+    ],
+)
+def test_a_certificate_looks_at_the_numbers(layer, value, reason):
+    layer.build((None, 4))
+    if value is not None:
+        weight = layer.log_scale if isinstance(layer, ActNorm) else layer.kernel
+        weight.assign(np.full(weight.shape, value))
+    certificate = layer.certificate()
+    assert not certificate.invertible
+    assert reason in certificate.reason
+
+
+def test_the_certificate_of_a_matrix_tells_its_condition():
+    layer = InvertibleDense()
+    layer.build((None, 3))
+    layer.kernel.assign(np.diag([4.0, 2.0, 1.0]))
+    assert layer.certificate().condition == pytest.approx(4)
+
+
+def test_a_certificate_never_guesses():
+    class Unknown(Invertible, keras.layers.Layer):
+        pass
+
+    with pytest.raises(NotImplementedError, match="'mystery': Unknown does not implement `certificate`"):
+        Unknown(name="mystery").certificate()
+
+
+@each
+def test_forward_and_log_det_takes_training(rng, name):
+    layer, x = _make(name, rng), _input(name, rng)
+    for training in (None, False, True):
+        y, log_det = layer.forward_and_log_det(x, training=training)
+        np.testing.assert_allclose(y, layer(x), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(log_det, layer.log_det_jacobian(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_bijectors_of_layers_are_refused_on_other_backends(backend):
+    pytest.importorskip(backend)
+    code = f"""
+import os
+os.environ["KERAS_BACKEND"] = "{backend}"
+import keras_auxref
+layer = keras_auxref.OrthogonalDense()
+layer.build((None, 3))
+try:
+    layer.bijector()
+except NotImplementedError as error:
+    print(error)
+"""
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert f"Expected the TensorFlow backend of Keras. Received: KERAS_BACKEND='{backend}'" in output
