@@ -1,4 +1,13 @@
-"""TFP bijectors."""
+"""Bijectors of TensorFlow Probability, on TensorFlow."""
+
+import keras
+
+if keras.backend.backend() != "tensorflow":
+    raise NotImplementedError(
+        "`keras_auxref.bijectors` are bijectors of TensorFlow Probability on TensorFlow: with another backend they would see no "
+        "variables, and training one would change nothing. Expected the TensorFlow backend of Keras. "
+        f"Received: KERAS_BACKEND={keras.backend.backend()!r}"
+    )
 
 from keras_auxref.bijectors.act_norm import ActNorm
 from keras_auxref.bijectors.affine_coupling import AffineCoupling

@@ -6,8 +6,7 @@ import keras
 import tensorflow as tf
 
 from keras_auxref.bijectors._base import FreshBijector, on_events
-from keras_auxref.layers.affine_coupling import build_network, checked_bound
-from keras_auxref.ops._coupling import couple, coupling_log_det, coupling_sizes, uncouple
+from keras_auxref.ops._coupling import build_network, checked_bound, couple, coupling_log_det, coupling_sizes, uncouple
 
 
 class AffineCoupling(FreshBijector):

@@ -10,7 +10,7 @@ from keras_auxref.initializers import PACKAGE
 from keras_auxref.invertible import Invertible
 from keras_auxref.kernels.certificate import Certificate, not_proven, proven
 from keras_auxref.layers._checks import last_axis, require_built, require_floating
-from keras_auxref.ops._coupling import couple, coupling_log_det, coupling_sizes, uncouple
+from keras_auxref.ops._coupling import build_network, checked_bound, couple, coupling_log_det, coupling_sizes, uncouple
 from keras_auxref.typing import Tensor
 
 
@@ -137,24 +137,3 @@ class AffineCoupling(Invertible, keras.layers.Layer):
         if config.get("network") is not None:
             config["network"] = keras.saving.deserialize_keras_object(config["network"])
         return cls(**config)
-
-
-def build_network(network: Any, input_shape: Any, channels: int, dtype: Any) -> None:
-    """Builds the network of a coupling for x_a of `input_shape`, and refuses one that does not return `channels` channels."""
-    # An inner model that is not built when its parent is loaded keeps random weights, silently.
-    if not network.built:
-        network.build(input_shape)
-    shape = tuple(network(keras.KerasTensor(input_shape, dtype=dtype)).shape)
-    expected = (*input_shape[:-1], channels)
-    if shape != tuple(expected):
-        raise ValueError(
-            "The network of AffineCoupling must return shift and scale, twice the channels that it moves. "
-            f"Expected {tuple(expected)} for an input of shape {tuple(input_shape)}. Received: {shape}"
-        )
-
-
-def checked_bound(bound: Any) -> float:
-    """Refuses a bound on |log s| that is not positive and finite."""
-    if isinstance(bound, bool) or not isinstance(bound, int | float) or not 0 < bound < math.inf:
-        raise ValueError(f"`bound` on |log s| must be a positive number. Expected 0 < bound < ∞. Received: {bound!r}")
-    return float(bound)

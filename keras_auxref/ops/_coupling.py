@@ -1,7 +1,9 @@
 """Affine coupling: one part of a vector moves the other (Dinh et al. 2017)."""
 
+import math
 from typing import Any
 
+import keras
 from keras import ops
 
 from keras_auxref.ops._affine import affine, affine_inverse
@@ -42,3 +44,24 @@ def _parameters(a: Any, b: Any, network: Any, bound: float) -> tuple[Any, Any]:
     output = ops.cast(network(a), b.dtype)
     size = b.shape[-1]
     return output[..., :size], bound * ops.tanh(output[..., size:] / bound)
+
+
+def build_network(network: Any, input_shape: Any, channels: int, dtype: Any) -> None:
+    """Builds the network of a coupling for x_a of `input_shape`, and refuses one that does not return `channels` channels."""
+    # An inner model that is not built when its parent is loaded keeps random weights, silently.
+    if not network.built:
+        network.build(input_shape)
+    shape = tuple(network(keras.KerasTensor(input_shape, dtype=dtype)).shape)
+    expected = (*input_shape[:-1], channels)
+    if shape != tuple(expected):
+        raise ValueError(
+            "The network of AffineCoupling must return shift and scale, twice the channels that it moves. "
+            f"Expected {tuple(expected)} for an input of shape {tuple(input_shape)}. Received: {shape}"
+        )
+
+
+def checked_bound(bound: Any) -> float:
+    """Refuses a bound on |log s| that is not positive and finite."""
+    if isinstance(bound, bool) or not isinstance(bound, int | float) or not 0 < bound < math.inf:
+        raise ValueError(f"`bound` on |log s| must be a positive number. Expected 0 < bound < ∞. Received: {bound!r}")
+    return float(bound)
