@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from keras_auxref.flows import Glow
 from keras_auxref.layers._frozen import frozen
 from keras_auxref.ops._checks import HALF, require_tensorflow
 from keras_auxref.serving._logs import quiet
+from keras_auxref.serving.aside import writing_aside
 from keras_auxref.serving.signatures import Signature, signatures_of
 
 _MISSING_OPERATION = re.compile(r"'tf\.(\w+)' op|No Op registered for (\w+)")
@@ -136,7 +136,7 @@ def _export(
         batch_size = batch_size or 1
     inputs = {key: tf.TensorSpec((batch_size, *spec.shape[1:]), spec.dtype, key) for key, spec in signature.inputs.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".writing-", dir=path.parent) as aside:  # on the same disk: renaming is one step
+    with writing_aside(path.parent) as aside:  # on the same disk: renaming is one step
         file = os.path.join(aside, path.name)
         # Numbers and not tensors, which tf2onnx takes for inputs; and without notes on gradients, which a file does not have.
         with frozen(model, keras.ops.convert_to_numpy), _in_float32(model), quiet("absl", "tensorflow", "tf2onnx"):

@@ -1,5 +1,6 @@
 """Keras models as SavedModels that plain TensorFlow loads."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ def export_saved_model(
     | | `decode` | `z` | `images` |
     | | `sample` | `n`, `seed`, `temperature`, numbers | `images`; the same seed gives the same images |
 
+    Layers with `stateful=True` raise NotImplementedError: a server has many clients, and one state would serve them all.
+
     Inputs that Keras named by itself are called `inputs`. Images are numbers in [0, 1], as for `Glow.log_prob`.
 
     Args:
@@ -66,6 +69,7 @@ def export_saved_model(
     require_tensorflow("export_saved_model")
     if not isinstance(model, keras.Model):
         raise ValueError(f"`model` must be a Keras model. Expected a `keras.Model`. Received: {type(model).__name__}")
+    _refuse_state(model)
     kept: list[tf.Variable] = []
 
     def keep(tensor: Any) -> Any:
@@ -82,11 +86,12 @@ def export_saved_model(
         # Only what the functions read: neither the state of an optimizer nor weights that a constant stands for.
         used = {id(variable): variable for function in functions.values() for variable in function.graph.variables}
         module.weights = list(used.values())
+        module.tables = _tables(model, functions.values())
         # Without gradients: a server does not need them, and closed forms keep what a SavedModel cannot hold.
         options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
-        with quiet("tensorflow"):  # a notice about assets, of which there are none
+        with quiet("tensorflow"):  # a notice about assets
             tf.saved_model.save(module, str(folder), signatures=functions, options=options)
-        _forget_gradients(folder / "saved_model.pb")
+        _tidy(folder)
 
     return write_version(Path(path), write, version, overwrite)
 
@@ -101,13 +106,36 @@ def _trace(signatures: dict[str, Signature]) -> dict[str, Any]:
     return {name: traced[id(signature.function)] for name, signature in signatures.items()}
 
 
-def _forget_gradients(file: Path) -> None:
-    """Removes the names of gradients that were not stored, of which TensorFlow would warn at every load."""
+def _tables(model: keras.Model, functions: Iterable[Any]) -> list[Any]:
+    """The tables of lookup layers that the functions read, which are no variables."""
+    captured = {id(tensor) for function in functions for tensor, _ in function.graph.captures}
+    parts = tf.train.TrackableView(model).descendants()
+    resources = [part for part in parts if isinstance(part, tf.saved_model.experimental.TrackableResource)]
+    return [resource for resource in resources if id(resource.resource_handle) in captured]
+
+
+def _refuse_state(model: keras.Model) -> None:
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False):
+            raise NotImplementedError(
+                "A signature is a function of its inputs: a state that a server carries over would go from one client's request "
+                f"into the next one's. Expected no layer with stateful=True. Received: {layer.name!r}"
+            )
+
+
+def _tidy(folder: Path) -> None:
+    """Removes the names of gradients that were not stored, of which TensorFlow would warn at every load; misses no file."""
     from tensorflow.core.protobuf import saved_model_pb2
 
-    saved = saved_model_pb2.SavedModel()
+    saved, file = saved_model_pb2.SavedModel(), folder / "saved_model.pb"
     saved.ParseFromString(file.read_bytes())
     for meta_graph in saved.meta_graphs:
+        for asset in meta_graph.asset_file_def:
+            if not (folder / "assets" / asset.filename).exists():  # of which TensorFlow says nothing before the first load
+                raise FileNotFoundError(
+                    "A layer reads its vocabulary from a file that is not there any more. Expected the file that it was made "
+                    f"with. Received: no {asset.filename}"
+                )
         graph = meta_graph.graph_def
         for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
             for node in nodes:

@@ -1,10 +1,10 @@
 """Numbered folders as TensorFlow Serving watches them, each of which appears whole or not at all."""
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
+
+from keras_auxref.serving.aside import put, writing_aside
 
 _ATTEMPTS = 100
 
@@ -23,7 +23,8 @@ def write_version(path: Path, write: Callable[[Path], None], version: int | None
     """Lets `write` fill a temporary folder and renames that to the next free version number under `path`, or to `version`.
 
     A server that watches `path` takes folders with a number for a name, and so never sees half a model. What is there stays,
-    unless `overwrite` says that a version may be replaced: `version` or, where that is None, the newest.
+    unless `overwrite` says that a version may be replaced: `version` or, where that is None, the newest. The new one then takes
+    its place in one step, where the system can do that. What killed exports left under `path` is removed.
 
     Returns:
         The folder of the version.
@@ -42,14 +43,10 @@ def write_version(path: Path, write: Callable[[Path], None], version: int | None
     if version is not None and not overwrite:
         _refuse_existing(path, version)  # before the work, and again after it
     path.mkdir(parents=True, exist_ok=True)
-    # On the same disk, so that renaming is one step, and without a number for a name.
-    aside = Path(tempfile.mkdtemp(prefix=".writing-", dir=path))
-    try:
+    with writing_aside(path) as aside:  # on the same disk, so that renaming is one step
         write(aside)
         aside.chmod(0o755)  # which a server run by somebody else can read
         return _place(aside, path, version, overwrite)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _refuse_existing(path: Path, version: int) -> None:
@@ -63,16 +60,8 @@ def _refuse_existing(path: Path, version: int) -> None:
 def _place(aside: Path, path: Path, version: int | None, overwrite: bool) -> Path:
     if version is not None:
         target = path / str(version)
-        if overwrite and target.exists():
-            old = Path(tempfile.mkdtemp(prefix=".replaced-", dir=path))
-            os.rename(target, old / target.name)
-            try:
-                os.rename(aside, target)
-            except OSError:
-                os.rename(old / target.name, target)
-                raise
-            finally:
-                shutil.rmtree(old, ignore_errors=True)
+        if overwrite:
+            put(aside, target)
         else:
             _refuse_existing(path, version)
             os.rename(aside, target)

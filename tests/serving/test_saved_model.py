@@ -120,6 +120,31 @@ def _subclassed_cases(model, rng):
     yield "serving_default", "many", {"inputs": x}, {"probabilities": y, "class": np.argmax(y, axis=-1)}
 
 
+def _lookups():
+    """Words, whole numbers and a text become rows of embeddings: tables, of which one comes from a file."""
+    words, numbers, text = (keras.Input((n,), dtype=t, name=name) for name, n, t in INPUTS_OF_LOOKUPS)
+    by_word = keras.layers.StringLookup(vocabulary=str(PLAIN.with_name("words.txt")))
+    by_number = keras.layers.IntegerLookup(vocabulary=[3, 5, 8])
+    by_text = keras.layers.TextVectorization(output_sequence_length=4)
+    by_text.adapt(["the cat sat", "the dog"])
+    embedded = [keras.layers.Embedding(9, 4)(part) for part in (by_word(words), by_number(numbers), by_text(text))]
+    return keras.Model([words, numbers, text], AuxReflection()(keras.layers.Concatenate(axis=1)(embedded)))
+
+
+INPUTS_OF_LOOKUPS = (("words", 3, "string"), ("numbers", 2, "int64"), ("text", 1, "string"))
+
+
+def _lookups_cases(model, rng):
+    inputs = {
+        "words": np.array([["a", "b", "ä"], ["", "a", "a"]]),
+        "numbers": np.array([[3, 8], [-1, 5]], "int64"),
+        "text": np.array([["The dog!"], ["nothing of this"]]),
+    }
+    for case, rows in {"many": slice(None), "one": slice(1)}.items():
+        chosen = {key: value[rows] for key, value in inputs.items()}
+        yield "serving_default", case, chosen, {"outputs": model([tf.constant(value) for value in chosen.values()])}
+
+
 MODELS = {
     **{f"flow {mixing}": (lambda mixing=mixing: _flow(mixing), _flow_cases) for mixing in MIXINGS},
     "flow in float64": (lambda: _flow("aux_relaxed_cayley", "float64"), _flow_cases),
@@ -127,23 +152,26 @@ MODELS = {
     **{f"rnn {t}": (lambda t=t: _reader(t), _reader_cases) for t in ("aux", "householder", "cayley", "exp")},
     "branching": (_branching, _branching_cases),
     "subclassed": (_subclassed, _subclassed_cases),
+    "lookups": (_lookups, _lookups_cases),
 }
 
 
-QUICK = ("flow aux_relaxed_cayley", "classifier", "rnn aux", "branching", "subclassed")
+QUICK = ("flow aux_relaxed_cayley", "classifier", "rnn aux", "branching", "subclassed", "lookups")
+GROUPS = [QUICK, *(pytest.param((name,), marks=pytest.mark.slow) for name in MODELS if name not in QUICK)]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS])
-def test_a_process_with_tensorflow_alone_answers_as_the_live_model(name, rng, tmp_path):
-    make, cases = MODELS[name]
-    model = make()
-    folder = export_saved_model(model, tmp_path / "model")
-    assert folder == tmp_path / "model" / "1"
+@pytest.mark.parametrize("names", GROUPS, ids=", ".join)
+def test_a_process_with_tensorflow_alone_answers_as_the_live_model(names, rng, tmp_path):
     inputs, expected = {}, {}
-    for signature, case, tensors, answer in cases(model, rng):
-        call = f"{folder}|{signature}|{case}"
-        inputs |= {f"{call}|{key}": value for key, value in tensors.items()}
-        expected |= {f"{call}|{key}": keras.ops.convert_to_numpy(value) for key, value in answer.items()}
+    for name in names:
+        make, cases = MODELS[name]
+        model = make()
+        folder = export_saved_model(model, tmp_path / name)
+        assert folder == tmp_path / name / "1"
+        for signature, case, tensors, answer in cases(model, rng):
+            call = f"{folder}|{signature}|{case}"
+            inputs |= {f"{call}|{key}": value for key, value in tensors.items()}
+            expected |= {f"{call}|{key}": keras.ops.convert_to_numpy(value) for key, value in answer.items()}
     np.savez(tmp_path / "cases.npz", **inputs)
     command = [sys.executable, str(PLAIN), str(tmp_path / "cases.npz"), str(tmp_path / "results.npz")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
@@ -157,7 +185,7 @@ def test_a_process_with_tensorflow_alone_answers_as_the_live_model(name, rng, tm
         scale = max([scale, *np.abs(finite).ravel()])
         tolerance = (1e-10 if value.dtype == np.float64 else 1e-5) * scale
         assert results[key].dtype == value.dtype, key
-        np.testing.assert_allclose(results[key], value, rtol=1e-5, atol=tolerance, err_msg=key.split("|", 1)[1])
+        np.testing.assert_allclose(results[key], value, rtol=1e-5, atol=tolerance, err_msg=key)
 
 
 def test_what_depends_on_weights_alone_is_not_computed_at_requests(tmp_path):
@@ -230,6 +258,17 @@ def test_a_flow_refuses_a_negative_temperature(tmp_path):
         loaded.signatures["sample"](n=tf.constant(1), seed=tf.constant(0, tf.int64), temperature=tf.constant(-1.0))
 
 
+def test_a_vocabulary_whose_file_is_gone_is_not_exported_without_it(tmp_path):
+    (tmp_path / "words.txt").write_text("a\nb\n")
+    model = keras.Sequential(
+        [keras.Input((2,), dtype="string"), keras.layers.StringLookup(vocabulary=str(tmp_path / "words.txt"))]
+    )
+    (tmp_path / "words.txt").unlink()
+    with pytest.raises(FileNotFoundError, match=r"words\.txt"):
+        export_saved_model(model, tmp_path / "model")
+    assert list((tmp_path / "model").iterdir()) == []
+
+
 def test_a_failed_export_leaves_nothing_behind(tmp_path):
     class Broken(keras.layers.Layer):
         working = True
@@ -244,6 +283,21 @@ def test_a_failed_export_leaves_nothing_behind(tmp_path):
     with pytest.raises(RuntimeError, match="broken"):
         export_saved_model(model, tmp_path / "model")
     assert list((tmp_path / "model").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        keras.layers.LSTM(3, stateful=True),
+        OrthogonalRNN(3, stateful=True),
+        keras.layers.Bidirectional(keras.layers.GRU(3, stateful=True)),
+    ],
+)
+def test_states_between_requests_are_refused(layer, tmp_path):
+    model = keras.Sequential([keras.Input(batch_shape=(2, 5, 2)), layer])
+    with pytest.raises(NotImplementedError, match=r"stateful=True. Received: '\w+'"):
+        export_saved_model(model, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
 
 
 def test_bad_arguments(tmp_path):
