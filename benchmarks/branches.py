@@ -35,7 +35,7 @@ def measure(path: Path, count: int, counted: int) -> dict[str, Any]:
         batch = images[start : start + BATCH]
         z, _ = model.encode(batch)
         # A NaN counts as an error of any size.
-        error = np.abs(np.nan_to_num(model.decode(tf.identity(z)), nan=np.inf) - (batch + 0.5) / 256)
+        error = np.abs(np.nan_to_num(model.decode(tf.identity(z)), nan=np.inf) - batch / 255)
         errors += list(error.max(axis=(1, 2, 3)))
     vectors = sum(layer.vectors for layer in layers)
     lost = sum(round((1 - layer.returned) * layer.vectors) for layer in layers)

@@ -98,7 +98,7 @@ def decoding(model: Any, images: Any) -> tuple[Callable[[], None], Callable[[], 
     """n⁻¹ of n(images) with its largest error; the model must not be trained any more, or z is not its z."""
     import numpy as np
 
-    expected = (images.astype("float32") + 0.5) / 256
+    expected = images.astype("float32") / 255
     z = model.encode(images)[0]
 
     def error() -> float:

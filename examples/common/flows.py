@@ -15,8 +15,8 @@ SHOWN = 8
 
 
 def continuous(images: np.ndarray) -> np.ndarray:
-    """The middles of whole values 0 … 255, which `Glow.encode` takes integers for."""
-    return (images.astype("float32") + 0.5) / 256
+    """The numbers in [0, 1] that whole values 0 … 255 stand for."""
+    return images.astype("float32") / 255
 
 
 def reconstruct(model: Any, images: np.ndarray) -> np.ndarray:
@@ -46,7 +46,7 @@ def measure(model: Any, images: np.ndarray, batch_size: int) -> dict[str, Any]:
             "mean_error": float(finite.mean()) if finite.size else float("nan"),
             "share_not_found": float(1 - finite.size / error.size),
             # Within half of a value in every pixel, so that rounding restores the image.
-            "share_of_images_restored": float((np.nan_to_num(error, nan=1.0) < 0.5 / 256).all(axis=(1, 2, 3)).mean()),
+            "share_of_images_restored": float((np.nan_to_num(error, nan=1.0) < 0.5 / 255).all(axis=(1, 2, 3)).mean()),
         },
         "mixings": len(certificates),
         "certified": sum(bool(certificate.invertible) for certificate in certificates),

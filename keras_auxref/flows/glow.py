@@ -1,21 +1,22 @@
 """Glow with auxiliary reflections in the place of 1×1 convolutions."""
 
+import inspect
 import math
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from keras_auxref.flows import images as image_data
 from keras_auxref.flows.diagnostics import Branches, branches, certificate_of
 from keras_auxref.flows.mixing import check_mixing, supports_xla
 from keras_auxref.flows.multi_scale import MultiScale
-from keras_auxref.flows.preprocessing import dequantise
+from keras_auxref.flows.preprocessing import as_fractions, dequantise
 from keras_auxref.flows.warmup import Warmup
 from keras_auxref.initializers import PACKAGE
 from keras_auxref.kernels import Certificate
 from keras_auxref.ops._checks import require_tensorflow
 
-INITIAL_IMAGES = 256
 EVALUATION_SEED = (0, 0)
 
 
@@ -26,9 +27,16 @@ class Glow(keras.Model):
         log p(x) = log N(n(x); 0, I) + log|det ∂n/∂x|
 
     n is the multi-scale architecture of Kingma & Dhariwal: L levels of K steps, each ActNorm → a map between the channels of
-    every pixel (`mixing`) → affine coupling. `fit(images)` minimises bits per dimension; images are integers 0 … 2ᵇ − 1 or
-    numbers in [0, 1], of which 2ᵇ different values are taken to exist, with uniform noise inside of each (dequantisation). The
-    first `fit` starts every ActNorm from data, and compiles the model with `Glow.optimizer()` if `compile` has not been called.
+    every pixel (`mixing`) → affine coupling. `fit(images)` minimises bits per dimension. The first `fit` starts every ActNorm from
+    data, and compiles the model with `Glow.optimizer()` if `compile` has not been called.
+
+    **What to give it.** Integers 0 … 2ᵇ − 1, that is `uint8` for the default of 8 bits, everywhere. Numbers in [0, 1] are the same
+    images with black at 0 and white at 1: k/(2ᵇ − 1) is the integer k. `decode` and `sample` return such numbers;
+    `np.round(255 * images).astype("uint8")` makes integers of them. `log_prob` and `encode` take every pixel where it is. `fit`,
+    `evaluate` and `bits_per_dim` take the nearest of the 2ᵇ values and spread it by uniform noise over its share of the line, from
+    (k − ½)/(2ᵇ − 1) to (k + ½)/(2ᵇ − 1) (dequantisation). Images out of range, such as floating-point ones in 0 … 255, in [−1, 1]
+    or with NaN, or 8-bit ones where `bits=5`, are refused with a `ValueError`. `fit` and `evaluate` look at their first batch; inside of
+    a `tf.function` and in a served model nothing can be refused, and an impossible image has the log-density −∞ and ∞ bits.
 
     With `mixing="aux"` nothing proves that the flow is a bijection: see `certificates` and `branches`, and the note at
     `bits_per_dim`. All other mixings are provably invertible.
@@ -43,7 +51,7 @@ class Glow(keras.Model):
             invertible family, started at Q; `"householder"`, as many reflections as channels; `"conv"`, Glow's invertible 1×1
             convolution; `"fixed"`, Q itself. Or a `kernels.Spectral` or `kernels.RelaxedCayley` instance.
         bits: The number b of bits of a pixel.
-        squash: Images are squashed by this factor about ½ before the logit, which is infinite at 0 and 1.
+        squash: The line of all 2ᵇ values is squashed by this factor about its middle before the logit, which is infinite at its ends.
         seed: Seed of the orthogonal starts Q, the same for every mixing.
         **kwargs: Arguments of `keras.Model`: `name`, `dtype` (float32 or float64), …
 
@@ -80,8 +88,11 @@ class Glow(keras.Model):
             raise ValueError(f"`bits` must be a whole number between 1 and 16. Received: {bits!r}")
         if self.compute_dtype not in ("float32", "float64"):
             raise ValueError(f"A likelihood needs dtype float32 or float64. Received: {self.compute_dtype}")
-        self.bits, self.mixing = bits, check_mixing(mixing)
-        self.flow = MultiScale(levels, steps, hidden, self.mixing, squash, seed, dtype=self.dtype_policy, name="flow")
+        if not 0 < squash < 1:
+            raise ValueError(f"`squash` must lie strictly between 0 and 1. Received: {squash}")
+        self.bits, self.squash, self.mixing = bits, float(squash), check_mixing(mixing)
+        within = self.squash * (2**bits - 1) / 2**bits  # the shares of 2ᵇ values are wider than [0, 1], by one of them
+        self.flow = MultiScale(levels, steps, hidden, self.mixing, within, seed, dtype=self.dtype_policy, name="flow")
         self.flow.build((None, *self.image_shape))
         self.noise = keras.random.SeedGenerator(seed)
         self.bits_metric = keras.metrics.Mean(name="bits_per_dim")
@@ -100,8 +111,26 @@ class Glow(keras.Model):
 
     # ------------------------------------------------------------------------------------------------------- training
 
+    def compile(self, optimizer: Any = None, loss: Any = None, metrics: Any = None, **kwargs: Any) -> None:
+        """`keras.Model.compile`, by default with `Glow.optimizer()`. A flow brings its own loss and metric, bits per dimension."""
+        given = {"loss": loss, "metrics": metrics, **{key: kwargs.get(key) for key in ("weighted_metrics", "loss_weights")}}
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(
+                    f"A flow is trained by its own likelihood, and reports it as `bits_per_dim`. Expected no `{name}`. "
+                    f"Received: {name}={value!r}"
+                )
+        super().compile(optimizer=Glow.optimizer() if optimizer is None else optimizer, **kwargs)
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles a model that is loaded as it was when it was saved."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)
+
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Bits per dimension of every image, of shape `(batch,)`: the loss. The noise is new in training, and fixed otherwise."""
+        inputs = image_data.images_of(inputs)
+        self._check_images(inputs)
         shape = tf.shape(inputs)
         if training:
             noise = keras.random.uniform(shape, dtype=self.compute_dtype, seed=self.noise)
@@ -109,7 +138,7 @@ class Glow(keras.Model):
             noise = _fixed_noise(shape, self.compute_dtype)
         x = dequantise(inputs, noise, self.bits, self.compute_dtype)
         z, log_det = self.flow.forward_and_log_det(x, training=training)
-        return self.bits - (log_normal(z) + log_det) / (self.dimension * math.log(2))
+        return math.log2(2**self.bits - 1) - (log_normal(z) + log_det) / (self.dimension * math.log(2))
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
@@ -124,31 +153,80 @@ class Glow(keras.Model):
         return keras.ops.sum(keras.ops.stack([loss, *(keras.ops.cast(extra, loss.dtype) for extra in self.losses)]))
 
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> keras.callbacks.History:
-        """`keras.Model.fit`, which starts ActNorm from the first images and compiles the model where that is still to do."""
+        """`keras.Model.fit`, which starts ActNorm from the first images and compiles the model where that is still to do.
+
+        Data are images alone, or tuples that begin with them. The history has `bits_per_dim` and `val_bits_per_dim`: less is
+        better, which callbacks such as `EarlyStopping` and `ModelCheckpoint` have to be told by `mode="min"`.
+        """
         if not self.compiled:
-            self.compile(optimizer=self.optimizer())
-        if not self.flow.initialized:
-            self.initialize(_first_images(x))
-        return super().fit(x, *args, **kwargs)
+            self.compile()
+        call = inspect.signature(keras.Model.fit).bind(self, x, *args, **kwargs)
+        validation = call.arguments.get("validation_data")
+        self._look_at(validation[0] if isinstance(validation, tuple | list) else validation)
+        return super().fit(self._look_at(x, start=True), *args, **kwargs)
+
+    def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.evaluate`: the mean of `bits_per_dim`, with the same noise at every call."""
+        within_fit = "_use_cached_eval_dataset" in kwargs  # which has looked at these data before
+        return super().evaluate(x if within_fit else self._look_at(x), *args, **kwargs)
+
+    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.predict`: `bits_per_dim` of every image."""
+        return super().predict(self._look_at(x), *args, **kwargs)
+
+    def train_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.train_on_batch`. The first one starts every ActNorm from its images, as `fit` does."""
+        return super().train_on_batch(self._look_at(x, start=True), *args, **kwargs)
+
+    def test_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.test_on_batch`."""
+        return super().test_on_batch(self._look_at(x), *args, **kwargs)
 
     def initialize(self, images: Any) -> None:
         """Starts every ActNorm from these images; a few hundred are enough. The first `fit` does this with its first images."""
-        images = keras.ops.convert_to_tensor(images)
-        self._check(images)
+        images = self._images(images)
         noise = _fixed_noise(tf.shape(images), self.compute_dtype)
         self.flow.initialize(dequantise(images, noise, self.bits, self.compute_dtype))
+
+    def _look_at(self, data: Any, start: bool = False) -> Any:
+        """The same data, after a look at their first images: are they images, and does ActNorm still have to start from them?"""
+        start = start and not self.flow.initialized
+        if image_data.sure_to_fit(data, self.bits) and not start:
+            return data
+        some, data = image_data.first_images(data)
+        if some is None:
+            if start:
+                raise ValueError(
+                    "ActNorm starts from data. Expected an array, a generator, a `tf.data.Dataset` or a `keras.utils.PyDataset`, or a "
+                    f"call of `initialize(images)` before. Received: {type(data).__name__}"
+                )
+            return data
+        self._check_images(data if hasattr(data, "shape") else some)
+        if start:
+            self.initialize(some)
+        return data
+
+    def _check_images(self, x: Any) -> None:
+        image_data.check_shape(x, self.image_shape)
+        image_data.check_values(x, self.bits, image_data.levels(self.bits))
+
+    def _images(self, x: Any) -> Any:
+        """Checked images as a tensor."""
+        x = keras.ops.convert_to_tensor(image_data.images_of(x))
+        self._check_images(x)
+        return x
 
     # ------------------------------------------------------------------------------------------------ what a flow does
 
     def encode(self, x: Any) -> tuple[Any, Any]:
-        """z = n(x) of shape `(batch, D)` and log|det ∂n/∂x| of shape `(batch,)`, for images in [0, 1] as they are.
+        """z = n(x) of shape `(batch, D)` and log|det ∂n/∂x| of shape `(batch,)`.
 
-        Integers stand for the middle of their values, (k + ½)/2ᵇ.
+        Integers k are the numbers x = k/(2ᵇ − 1). An impossible image, where it is not refused, has no z: NaN, and −∞.
         """
         return self._encode(self._continuous(x))
 
     def decode(self, z: Any) -> Any:
-        """Images n⁻¹(z) from z of shape `(batch, D)`: a little outside of [0, 1] for an extreme z.
+        """Images n⁻¹(z) from z of shape `(batch, D)`, as numbers: a little outside of [0, 1] for an extreme z.
 
         The vectors of an image for which an auxiliary reflection has no preimage that the inverse finds become NaN.
         """
@@ -158,22 +236,24 @@ class Glow(keras.Model):
         return self._decode(z)
 
     def log_prob(self, x: Any) -> Any:
-        """log p(x), the density at images in [0, 1] as they are, of shape `(batch,)`: no noise is added."""
+        """log p(x), the density at the images themselves, of shape `(batch,)`: no noise is added.
+
+        Integers k are the numbers x = k/(2ᵇ − 1), so that `log_prob(images)` is `log_prob(images / 255)` for 8 bits, and both are
+        `distribution().log_prob(images / 255)`. An impossible image, where it is not refused, has −∞.
+        """
         return self._log_prob(self._continuous(x))
 
     def bits_per_dim(self, x: Any) -> Any:
         """Bits per dimension of images of 2ᵇ values per pixel, of shape `(batch,)`, with a fixed noise inside of each value.
 
-            (D b log 2 − log p((k + noise)/2ᵇ)) / (D log 2)
+            (D log(2ᵇ − 1) − log p((k + noise − ½)/(2ᵇ − 1))) / (D log 2),      noise in [0, 1)
 
         For a flow whose every mixing has a certificate this is an upper bound on −log₂ P(image)/D, on average over the noise.
         **With `mixing="aux"` nothing guarantees that**: where several x share one n(x), p integrates to their mean number and not
         to 1. Restricted to the x that `decode(encode(x))` returns it does integrate to 1, so that the number is right for
         images which are returned, and for these only. `branches` measures both, layer by layer.
         """
-        x = keras.ops.convert_to_tensor(x)
-        self._check(x)
-        return self._bits_per_dim(x)
+        return self._bits_per_dim(self._images(x))
 
     def sample(self, n: int, seed: int | None = None, temperature: float = 1.0) -> Any:
         """n images n⁻¹(temperature · ε), ε ~ N(0, I), cut to [0, 1]. The same seed gives the same images."""
@@ -185,7 +265,9 @@ class Glow(keras.Model):
 
     @tf.function(reduce_retracing=True, autograph=False)
     def _encode(self, x: Any) -> Any:
-        return self.flow.forward_and_log_det(x)
+        z, log_det = self.flow.forward_and_log_det(x)
+        impossible = self.flow.logit.impossible(x, axis=(1, 2, 3))
+        return keras.ops.where(impossible[:, None], float("nan"), z), log_det
 
     @tf.function(reduce_retracing=True, autograph=False)
     def _decode(self, z: Any) -> Any:
@@ -201,19 +283,11 @@ class Glow(keras.Model):
         return self(x, training=False)
 
     def _continuous(self, x: Any) -> Any:
-        """Images in [0, 1]; integers stand for the middle of their values."""
-        x = keras.ops.convert_to_tensor(x)
-        self._check(x)
-        if keras.backend.is_int_dtype(x.dtype):
-            return dequantise(x, 0.5, self.bits, self.compute_dtype)
-        return keras.ops.cast(x, self.compute_dtype)
-
-    def _check(self, x: Any) -> None:
-        if tuple(x.shape[1:]) != self.image_shape:
-            expected = ("batch", *self.image_shape)
-            raise ValueError(
-                f"Images do not fit this model. Expected shape ({', '.join(map(str, expected))}). Received: {tuple(x.shape)}"
-            )
+        """Checked images as numbers in [0, 1]."""
+        x = keras.ops.convert_to_tensor(image_data.images_of(x))
+        image_data.check_shape(x, self.image_shape)
+        image_data.check_values(x, self.bits, image_data.support(self.flow.logit.squash))
+        return as_fractions(x, self.bits, self.compute_dtype)
 
     # ---------------------------------------------------------------------------------------------------- TFP and proof
 
@@ -254,7 +328,8 @@ class Glow(keras.Model):
             **super().get_config(),
             "image_shape": self.image_shape,
             "bits": self.bits,
-            **{key: flow[key] for key in ("levels", "steps", "hidden", "mixing", "squash", "seed")},
+            "squash": self.squash,
+            **{key: flow[key] for key in ("levels", "steps", "hidden", "mixing", "seed")},
         }
 
     @classmethod
@@ -274,19 +349,3 @@ def latent(n: Any, dimension: int, seed: Any, dtype: Any) -> Any:
 
 def _fixed_noise(shape: Any, dtype: Any) -> Any:
     return tf.random.stateless_uniform(shape, EVALUATION_SEED, dtype=dtype, alg="philox")
-
-
-def _first_images(x: Any) -> Any:
-    """Some images of whatever `fit` was given, without using any up."""
-    if hasattr(x, "shape"):
-        return x[:INITIAL_IMAGES]
-    if isinstance(x, tf.data.Dataset):
-        batch = next(iter(x))
-    elif isinstance(x, keras.utils.PyDataset):
-        batch = x[0]
-    else:
-        raise ValueError(
-            "ActNorm starts from data, and reading ahead would use them up. Expected an array, a `tf.data.Dataset` or a "
-            f"`keras.utils.PyDataset`, or a call of `initialize(images)` before `fit`. Received: {type(x).__name__}"
-        )
-    return batch[0] if isinstance(batch, tuple | list) else batch

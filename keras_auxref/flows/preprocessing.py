@@ -15,6 +15,9 @@ class Logit(Invertible, keras.layers.Layer):
 
         log|dy/dx| = log s − log p − log(1 − p)
 
+    A pixel with |x − ½| ≥ 1/(2s) is impossible. Its log-determinant is −∞, and so is the log-density of an image that has one;
+    y = 0 stands for it.
+
     Args:
         squash: Number s in (0, 1) that keeps p away from 0 and 1, where the logit is infinite.
         **kwargs: Arguments of `keras.layers.Layer`.
@@ -41,11 +44,18 @@ class Logit(Invertible, keras.layers.Layer):
     def forward_and_log_det(self, x: Any, training: bool | None = None) -> tuple[Any, Any]:
         return self._forward(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype))
 
+    def impossible(self, x: Any, axis: Any = None) -> Any:
+        """Whether a pixel lies outside of the support or, given axes, whether any of these pixels does."""
+        outside = keras.ops.abs(self.squash * (x - 0.5)) >= 0.5  # not NaN, which stays NaN
+        return outside if axis is None else keras.ops.any(outside, axis=axis)
+
     def _forward(self, x: Any) -> tuple[Any, Any]:
+        outside, centred = self.impossible(x), self.squash * (x - 0.5)
+        centred = keras.ops.where(outside, keras.ops.zeros_like(centred), centred)
         # 1 − p by its own formula: subtracting p from 1 would lose digits near 1.
-        log_p = keras.ops.log(0.5 + self.squash * (x - 0.5))
-        log_q = keras.ops.log(0.5 - self.squash * (x - 0.5))
-        return log_p - log_q, keras.ops.sum(math.log(self.squash) - log_p - log_q, axis=-1)
+        log_p, log_q = keras.ops.log(0.5 + centred), keras.ops.log(0.5 - centred)
+        log_det = keras.ops.where(outside, -float("inf"), math.log(self.squash) - log_p - log_q)
+        return log_p - log_q, keras.ops.sum(log_det, axis=-1)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape
@@ -55,14 +65,24 @@ class Logit(Invertible, keras.layers.Layer):
 
 
 def dequantise(images: Any, noise: Any, bits: int, dtype: Any) -> Any:
-    """(k + noise)/2ᵇ for the whole values k = 0 … 2ᵇ − 1 of images given as integers k or as numbers k/(2ᵇ − 1) in [0, 1].
+    """(k + noise − ½)/(2ᵇ − 1) for the values k = 0 … 2ᵇ − 1 of images given as integers k or as numbers k/(2ᵇ − 1) in [0, 1].
 
-    With noise uniform in [0, 1) the density of the result bounds the probability of the image from below (uniform
-    dequantisation): log P(k) ≥ E log p((k + noise)/2ᵇ) − D b log 2 for D pixels.
+    With noise uniform in [0, 1) the density p of the result bounds the probability of the image from below (uniform
+    dequantisation): log P(k) ≥ E log p − D log(2ᵇ − 1) for D pixels, each of width 1/(2ᵇ − 1). Numbers between two values
+    become the nearest. A value out of range is impossible: ∞, where p is 0.
     """
     peak = 2**bits - 1
-    if keras.backend.is_int_dtype(images.dtype):
+    if keras.backend.is_int_dtype(images.dtype) or keras.backend.standardize_dtype(images.dtype) == "bool":
         whole = keras.ops.cast(images, dtype)
     else:
         whole = keras.ops.round(keras.ops.cast(images, dtype) * peak)
-    return (keras.ops.clip(whole, 0, peak) + noise) / (peak + 1)
+    impossible = keras.ops.logical_or(whole < 0, whole > peak)
+    return keras.ops.where(impossible, float("inf"), (whole + (noise - 0.5)) / peak)
+
+
+def as_fractions(images: Any, bits: int, dtype: Any) -> Any:
+    """k/(2ᵇ − 1) for integers k, and other numbers as they are."""
+    fractions = keras.ops.cast(images, dtype)
+    if keras.backend.is_int_dtype(images.dtype) or keras.backend.standardize_dtype(images.dtype) == "bool":
+        return fractions / (2**bits - 1)
+    return fractions

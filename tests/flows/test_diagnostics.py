@@ -54,7 +54,7 @@ def test_branches_count_what_the_pencil_counts_and_see_what_is_not_returned():
     layer.trainable_variables[0].assign(w)
     x = images(8, SHAPE)
     inputs = []
-    model.flow.walk_mixings((x + 0.5) / 256, lambda visited, x: inputs.append(np.asarray(x).reshape(-1, 12)))
+    model.flow.walk_mixings(x / 255, lambda visited, x: inputs.append(np.asarray(x).reshape(-1, 12)))
     counts = [len(ops.preimages(y, w)) for y in np.asarray(ops.reflect(inputs[0], w))]
     branch = model.branches(x, counted=len(counts))[0]
     assert not branch.invertible

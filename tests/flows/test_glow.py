@@ -10,7 +10,6 @@ from keras_auxref.flows import MIXINGS
 from tests.flows.support import disturb, images
 
 SHAPE = (4, 4, 3)
-LEVELS_OF_GREY = 256
 
 
 def small(mixing="aux", shape=SHAPE, **kwargs):
@@ -44,9 +43,9 @@ def test_log_prob_is_that_of_a_brute_force_jacobian(mixing, dtype, tolerance):
 def test_density_of_a_certified_flow_integrates_to_one():
     # Two pixels of one channel have 4 entries: importance sampling with a uniform proposal over images settles it.
     model = disturb(small("aux_relaxed_cayley", (2, 2, 1), levels=1, dtype="float64"), size=0.2)
-    low, high = 0.5 - 0.5 / 0.9, 0.5 + 0.5 / 0.9
-    x = np.random.default_rng(0).uniform(low, high, size=(200_000, 2, 2, 1))
-    density = np.exp(model.log_prob(x).numpy()) * (high - low) ** 4
+    width = 256 / 255 / 0.9  # of the support of every pixel, about ½
+    x = 0.5 + width * np.random.default_rng(0).uniform(-0.5, 0.5, size=(200_000, 2, 2, 1))
+    density = np.exp(model.log_prob(x).numpy()) * width**4
     assert density.mean() == pytest.approx(1, abs=5 * density.std() / len(x) ** 0.5)
     assert density.std() / len(x) ** 0.5 < 0.05
 
@@ -59,7 +58,7 @@ def test_fit_learns_and_still_inverts(mixing):
     history = model.fit(x, batch_size=64, epochs=8, verbose=0).history["bits_per_dim"]
     assert history[-1] < history[0] - 0.5
     z, _ = model.encode(x[:16])
-    np.testing.assert_allclose(model.decode(tf.identity(z)), (x[:16] + 0.5) / LEVELS_OF_GREY, atol=1e-4)
+    np.testing.assert_allclose(model.decode(tf.identity(z)), x[:16] / 255, atol=1e-4)
 
 
 def test_fit_compiles_initialises_and_reports():
@@ -89,25 +88,82 @@ def test_fit_takes_what_keras_takes(source):
     assert model.flow.initialized
 
 
-def test_a_generator_needs_initialize_first():
-    model, x = small("fixed"), images(8, SHAPE)
-    with pytest.raises(ValueError, match="initialize"):
-        model.fit(((x,) for _ in range(2)), verbose=0)
-    model.initialize(x)
-    model.fit(((x,) for _ in range(2)), steps_per_epoch=2, verbose=0)
+def test_a_generator_loses_nothing_to_the_start_of_act_norm():
+    model, seen = small("fixed"), []
+
+    def batches():
+        for index in range(3):
+            seen.append(index)
+            yield (images(4, SHAPE, seed=index),)
+
+    model.fit(batches(), steps_per_epoch=3, verbose=0)
+    assert seen == [0, 1, 2]
+    assert int(model.optimizer.iterations) == 3
+    assert model.flow.initialized
 
 
-def test_integers_and_fractions_have_the_same_bits():
-    model, x = disturb(small("conv")), images(4, SHAPE)
-    np.testing.assert_allclose(model.bits_per_dim(x), model.bits_per_dim(x.astype("float32") / 255), rtol=1e-6)
+@pytest.mark.parametrize("bits", [1, 5, 8])
+def test_integers_and_fractions_are_the_same_images_everywhere(bits):
+    model, peak = disturb(small("conv", dtype="float64", bits=bits)), 2**bits - 1
+    x = np.random.default_rng(0).integers(0, peak + 1, (4, *SHAPE))
+    for method in (model.bits_per_dim, model.log_prob, model.encode, model.predict):
+        for whole, fraction in zip(method(x), method(x / peak), strict=True):
+            np.testing.assert_allclose(whole, fraction, rtol=1e-12)
+    np.testing.assert_allclose(model.distribution().log_prob(x / peak), model.log_prob(x), rtol=1e-12)
+    np.testing.assert_allclose(model.decode(model.encode(x)[0]), x / peak, atol=1e-9)
+    model.compile(optimizer="sgd")
+    assert model.evaluate(x, verbose=0) == pytest.approx(model.evaluate(x / peak, verbose=0), rel=1e-12)
 
 
-def test_bits_per_dim_is_log_prob_of_dequantised_images():
-    model, x = disturb(small("conv", dtype="float64")), images(3, SHAPE)
+@pytest.mark.parametrize("bits", [1, 8])
+def test_bits_per_dim_is_log_prob_of_dequantised_images(bits):
+    model, peak = disturb(small("conv", dtype="float64", bits=bits)), 2**bits - 1
+    x = np.random.default_rng(0).integers(0, peak + 1, (3, *SHAPE))
     noise = tf.random.stateless_uniform(x.shape, (0, 0), dtype="float64", alg="philox")
-    log_prob = model.log_prob((x + noise.numpy()) / 256).numpy()
-    np.testing.assert_allclose(model.bits_per_dim(x), 8 - log_prob / (48 * np.log(2)), rtol=1e-12)
+    # P(image) ≥ the density times the volume of its share of the line, of width 1/(2ᵇ − 1) in every pixel
+    log_prob = model.distribution().log_prob((x - 0.5 + noise.numpy()) / peak) - 48 * np.log(peak)
+    np.testing.assert_allclose(model.bits_per_dim(x), -log_prob / (48 * np.log(2)), rtol=1e-12)
     np.testing.assert_allclose(model.predict(x, verbose=0), model.bits_per_dim(x), rtol=1e-12)
+
+
+def test_pixels_lie_in_the_middle_of_the_noise():
+    # The mean of log p over the noise of dark pixels is that at the pixels, and not at an end of their share of the line.
+    model, x = disturb(small("conv", dtype="float64")), np.full((1, *SHAPE), 2)
+    noise = np.random.default_rng(0).uniform(size=(400, *SHAPE))
+    spread = model.log_prob((x - 0.5 + noise) / 255).numpy().mean()
+    at = [float(model.log_prob((x + shift) / 255)[0]) for shift in (-0.5, 0.0, 0.5)]
+    assert float(model.log_prob(x)[0]) == at[1]
+    assert abs(at[1] - spread) < 0.1 * min(abs(at[0] - spread), abs(at[2] - spread))
+
+
+def test_impossible_images_have_no_density_inside_of_a_graph():
+    model = disturb(small("aux_relaxed_cayley"))
+    x = np.full((3, *SHAPE), 0.5, "float32")
+    x[1, 0, 0, 0], x[2] = 2.0, 200.0
+    log_prob = tf.function(model.log_prob, autograph=False)(x)
+    np.testing.assert_array_equal(np.isneginf(log_prob), [False, True, True])
+    assert np.isfinite(log_prob[0])
+    np.testing.assert_array_equal(np.isneginf(model.distribution().log_prob(x)), [False, True, True])
+    z, log_det = tf.function(model.encode, autograph=False)(x)
+    np.testing.assert_array_equal(np.isnan(z).all(axis=-1), [False, True, True])
+    np.testing.assert_array_equal(np.isneginf(log_det), [False, True, True])
+    bits = tf.function(model.bits_per_dim, autograph=False)(tf.constant([[[[7] * 3] * 4] * 4, [[[256] * 3] * 4] * 4]))
+    assert np.isfinite(bits[0])
+    assert np.isposinf(bits[1])
+
+
+def test_only_the_loss_of_a_flow():
+    for arguments in ({"loss": "mse"}, {"metrics": ["mae"]}, {"weighted_metrics": ["mae"]}, {"loss_weights": [1.0]}):
+        with pytest.raises(ValueError, match=rf"Expected no `{next(iter(arguments))}`. Received: "):
+            small("fixed").compile(optimizer="sgd", **arguments)
+
+
+def test_train_on_batch_starts_act_norm():
+    model, x = small("fixed"), images(8, SHAPE)
+    model.compile(optimizer=keras.optimizers.SGD(1e-9))
+    trained = model.train_on_batch(x, return_dict=True)
+    assert model.flow.initialized
+    assert trained["bits_per_dim"] == pytest.approx(model.test_on_batch(x, return_dict=True)["bits_per_dim"], rel=0.01)
 
 
 def test_evaluate_repeats_and_training_noise_does_not():
@@ -210,6 +266,7 @@ def test_xla_where_it_is_supported():
         ({"mixing": "lu"}, "mixing"),
         ({"bits": 0}, "bits"),
         ({"bits": 8.0}, "bits"),
+        ({"squash": 1.0}, "squash"),
         ({"dtype": "float16"}, "float32 or float64"),
         ({"dtype": "mixed_float16"}, "float32 or float64"),
     ],
@@ -235,4 +292,4 @@ def test_batch_of_one_and_black_and_white_images():
         z, log_det = model.encode(x)
         assert np.isfinite(z).all()
         assert np.isfinite(log_det).all()
-        np.testing.assert_allclose(model.decode(tf.identity(z)), (x + 0.5) / 256, atol=1e-4)
+        np.testing.assert_allclose(model.decode(tf.identity(z)), x / 255, atol=1e-4)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_auxref.flows.preprocessing import Logit, dequantise
+from keras_auxref.flows.preprocessing import Logit, as_fractions, dequantise
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -33,13 +33,31 @@ def test_logit_refuses_what_would_reach_infinity(squash):
         Logit(squash)
 
 
-def test_integers_and_fractions_mean_the_same_images():
-    whole = np.arange(256, dtype="uint8").reshape(1, 16, 16, 1)
-    expected = (whole.astype("float64") + 0.25) / 256
-    np.testing.assert_allclose(dequantise(whole, 0.25, 8, "float64"), expected, rtol=1e-14)
-    np.testing.assert_allclose(dequantise(whole.astype("float32") / 255, 0.25, 8, "float64"), expected, rtol=1e-14)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_impossible_pixels_have_no_density_and_no_nan(dtype):
+    layer = Logit(0.8, dtype=dtype)  # possible are |x − ½| < 0.625
+    x = tf.constant([[0.5, 1.1], [0.5, 1.2], [-7.0, 0.5], [0.5, np.inf], [np.nan, 0.5]], dtype)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y, log_det = layer.forward_and_log_det(x)
+    np.testing.assert_array_equal(np.isneginf(log_det), [False, True, True, True, False])
+    assert np.isfinite(y[:4]).all()
+    assert np.isnan(log_det[4])
+    assert np.isfinite(tape.gradient([y, log_det], x)[:3]).all()
+    np.testing.assert_array_equal(layer.impossible(x, axis=-1), np.isneginf(log_det))
 
 
-def test_fewer_bits_and_values_out_of_range():
-    x = np.array([[0.0, 1.0, 1.4, -0.3]])
-    np.testing.assert_allclose(dequantise(x, 0.0, 2, "float64"), [[0, 0.75, 0.75, 0]])
+@pytest.mark.parametrize("bits", [1, 5, 8, 16])
+def test_integers_and_fractions_mean_the_same_images(bits):
+    peak = 2**bits - 1
+    whole = np.unique(np.linspace(0, peak, 256).astype("int64"))
+    expected = (whole - 0.25) / peak
+    np.testing.assert_allclose(dequantise(whole, 0.25, bits, "float64"), expected, rtol=1e-14)
+    np.testing.assert_allclose(dequantise(whole.astype("float32") / peak, 0.25, bits, "float64"), expected, rtol=1e-14)
+    np.testing.assert_allclose(as_fractions(whole, bits, "float64"), dequantise(whole, 0.5, bits, "float64"), rtol=1e-14)
+
+
+def test_values_out_of_range_are_impossible_and_others_become_the_nearest():
+    x = np.array([[0.0, 1.0, 0.4, 1.4, -0.3, np.nan]])
+    np.testing.assert_allclose(dequantise(x, 0.5, 2, "float64"), [[0, 1, 1 / 3, np.inf, np.inf, np.nan]])
+    np.testing.assert_allclose(dequantise(np.array([-1, 0, 3, 4]), 0.5, 2, "float32"), [np.inf, 0, 1, np.inf])
