@@ -70,7 +70,8 @@ def _what(model: Any) -> str:
         flow = model.flow
         return (
             f"A flow (`keras_auxref.Glow`) for images of {height}×{width}×{channels}, L = {flow.levels}, K = {flow.steps}, "
-            f'C = {flow.hidden}, `mixing="{model.mixing}"`; {weights}.'
+            f'C = {flow.hidden}, `mixing="{model.mixing}"`; {weights}. '
+            f"Images are numbers in [0, 1]: send a pixel k of 0 … {2**model.bits - 1} as k/{2**model.bits - 1}."
         )
     names = " → ".join(_layer(layer) for layer in model.layers)
     return f"A classifier: {names}; {weights}."

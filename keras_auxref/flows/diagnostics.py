@@ -8,7 +8,6 @@ import numpy as np
 
 from keras_auxref import ops
 from keras_auxref.flows.multi_scale import MultiScale
-from keras_auxref.kernels import Certificate
 from keras_auxref.layers import AuxReflection
 
 RETURNED_WITHIN = 1e-3
@@ -39,11 +38,6 @@ class Branches:
     returned: float
     vectors: int
     coefficient: tuple[float, float]
-
-
-def certificate_of(layer: Any) -> Certificate:
-    """What is proven about one mixing, as it is now. For a linear map, `condition` is that of its matrix."""
-    return layer.certificate()
 
 
 def branches(flow: MultiScale, images: Any, counted: int, seed: int) -> list[Branches]:

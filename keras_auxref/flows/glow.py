@@ -2,13 +2,14 @@
 
 import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_auxref.flows import images as image_data
-from keras_auxref.flows.diagnostics import Branches, branches, certificate_of
+from keras_auxref.flows.diagnostics import Branches, branches
 from keras_auxref.flows.mixing import check_mixing, supports_xla
 from keras_auxref.flows.multi_scale import MultiScale
 from keras_auxref.flows.preprocessing import as_fractions, dequantise
@@ -27,16 +28,17 @@ class Glow(keras.Model):
         log p(x) = log N(n(x); 0, I) + log|det ∂n/∂x|
 
     n is the multi-scale architecture of Kingma & Dhariwal: L levels of K steps, each ActNorm → a map between the channels of
-    every pixel (`mixing`) → affine coupling. `fit(images)` minimises bits per dimension. The first `fit` starts every ActNorm from
-    data, and compiles the model with `Glow.optimizer()` if `compile` has not been called.
+    every pixel (`mixing`) → affine coupling. `fit(images)` minimises bits per dimension. The first `fit` starts every ActNorm
+    from data, and compiles the model with `Glow.optimizer()` if `compile` has not been called.
 
-    **What to give it.** Integers 0 … 2ᵇ − 1, that is `uint8` for the default of 8 bits, everywhere. Numbers in [0, 1] are the same
-    images with black at 0 and white at 1: k/(2ᵇ − 1) is the integer k. `decode` and `sample` return such numbers;
-    `np.round(255 * images).astype("uint8")` makes integers of them. `log_prob` and `encode` take every pixel where it is. `fit`,
-    `evaluate` and `bits_per_dim` take the nearest of the 2ᵇ values and spread it by uniform noise over its share of the line, from
-    (k − ½)/(2ᵇ − 1) to (k + ½)/(2ᵇ − 1) (dequantisation). Images out of range, such as floating-point ones in 0 … 255, in [−1, 1]
-    or with NaN, or 8-bit ones where `bits=5`, are refused with a `ValueError`. `fit` and `evaluate` look at their first batch; inside of
-    a `tf.function` and in a served model nothing can be refused, and an impossible image has the log-density −∞ and ∞ bits.
+    **What to give it.** Integers 0 … 2ᵇ − 1, that is `uint8` for the default of 8 bits, everywhere. Numbers in [0, 1] are the
+    same images with black at 0 and white at 1: k/(2ᵇ − 1) is the integer k. `decode` and `sample` return such numbers;
+    `np.round(255 * images).astype("uint8")` makes integers of them. `log_prob` and `encode` take every pixel where it is.
+    `fit`, `evaluate` and `bits_per_dim` take the nearest of the 2ᵇ values and spread it by uniform noise over its share of the
+    line, from (k − ½)/(2ᵇ − 1) to (k + ½)/(2ᵇ − 1) (dequantisation). Images out of range, such as floating-point ones in
+    0 … 255, in [−1, 1] or with NaN, or 8-bit ones where `bits=5`, are refused with a `ValueError`. `fit` and `evaluate` look at
+    their first batch. Inside of a `tf.function` and in a served model nothing can be refused, and an impossible image has the
+    log-density −∞ and ∞ bits.
 
     With `mixing="aux"` nothing proves that the flow is a bijection: see `certificates` and `branches`, and the note at
     `bits_per_dim`. All other mixings are provably invertible.
@@ -51,7 +53,8 @@ class Glow(keras.Model):
             invertible family, started at Q; `"householder"`, as many reflections as channels; `"conv"`, Glow's invertible 1×1
             convolution; `"fixed"`, Q itself. Or a `kernels.Spectral` or `kernels.RelaxedCayley` instance.
         bits: The number b of bits of a pixel.
-        squash: The line of all 2ᵇ values is squashed by this factor about its middle before the logit, which is infinite at its ends.
+        squash: The line of all 2ᵇ values is squashed by this factor about its middle before the logit, which is infinite at
+            its ends.
         seed: Seed of the orthogonal starts Q, the same for every mixing.
         **kwargs: Arguments of `keras.Model`: `name`, `dtype` (float32 or float64), …
 
@@ -112,7 +115,7 @@ class Glow(keras.Model):
     # ------------------------------------------------------------------------------------------------------- training
 
     def compile(self, optimizer: Any = None, loss: Any = None, metrics: Any = None, **kwargs: Any) -> None:
-        """`keras.Model.compile`, by default with `Glow.optimizer()`. A flow brings its own loss and metric, bits per dimension."""
+        """`keras.Model.compile`, by default with `Glow.optimizer()`. Loss and metric are the flow's own: bits per dimension."""
         given = {"loss": loss, "metrics": metrics, **{key: kwargs.get(key) for key in ("weighted_metrics", "loss_weights")}}
         for name, value in given.items():
             if value is not None:
@@ -125,7 +128,8 @@ class Glow(keras.Model):
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles a model that is loaded as it was when it was saved."""
         self.compile(**keras.saving.deserialize_keras_object(config))
-        self.optimizer.build(self.trainable_variables)
+        optimizer: Any = self.optimizer
+        optimizer.build(self.trainable_variables)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Bits per dimension of every image, of shape `(batch,)`: the loss. The noise is new in training, and fixed otherwise."""
@@ -197,8 +201,8 @@ class Glow(keras.Model):
         if some is None:
             if start:
                 raise ValueError(
-                    "ActNorm starts from data. Expected an array, a generator, a `tf.data.Dataset` or a `keras.utils.PyDataset`, or a "
-                    f"call of `initialize(images)` before. Received: {type(data).__name__}"
+                    "ActNorm starts from data. Expected an array, a generator, a `tf.data.Dataset` or a `keras.utils.PyDataset`, "
+                    f"or a call of `initialize(images)` before. Received: {type(data).__name__}"
                 )
             return data
         self._check_images(data if hasattr(data, "shape") else some)
@@ -223,7 +227,7 @@ class Glow(keras.Model):
 
         Integers k are the numbers x = k/(2ᵇ − 1). An impossible image, where it is not refused, has no z: NaN, and −∞.
         """
-        return self._encode(self._continuous(x))
+        return self._traced_encode(self._continuous(x))
 
     def decode(self, z: Any) -> Any:
         """Images n⁻¹(z) from z of shape `(batch, D)`, as numbers: a little outside of [0, 1] for an extreme z.
@@ -233,7 +237,7 @@ class Glow(keras.Model):
         z = keras.ops.convert_to_tensor(z, dtype=self.compute_dtype)
         if len(z.shape) != 2 or z.shape[-1] != self.dimension:
             raise ValueError(f"`z` does not fit this model. Expected shape (batch, {self.dimension}). Received: {tuple(z.shape)}")
-        return self._decode(z)
+        return self._traced_decode(z)
 
     def log_prob(self, x: Any) -> Any:
         """log p(x), the density at the images themselves, of shape `(batch,)`: no noise is added.
@@ -241,7 +245,7 @@ class Glow(keras.Model):
         Integers k are the numbers x = k/(2ᵇ − 1), so that `log_prob(images)` is `log_prob(images / 255)` for 8 bits, and both are
         `distribution().log_prob(images / 255)`. An impossible image, where it is not refused, has −∞.
         """
-        return self._log_prob(self._continuous(x))
+        return self._traced_log_prob(self._continuous(x))
 
     def bits_per_dim(self, x: Any) -> Any:
         """Bits per dimension of images of 2ᵇ values per pixel, of shape `(batch,)`, with a fixed noise inside of each value.
@@ -253,7 +257,7 @@ class Glow(keras.Model):
         to 1. Restricted to the x that `decode(encode(x))` returns it does integrate to 1, so that the number is right for
         images which are returned, and for these only. `branches` measures both, layer by layer.
         """
-        return self._bits_per_dim(self._images(x))
+        return self._traced_bits_per_dim(self._images(x))
 
     def sample(self, n: int, seed: int | None = None, temperature: float = 1.0) -> Any:
         """n images n⁻¹(temperature · ε), ε ~ N(0, I), cut to [0, 1]. The same seed gives the same images."""
@@ -261,26 +265,38 @@ class Glow(keras.Model):
             raise ValueError(f"`temperature` must not be negative. Received: {temperature}")
         pair = tf.cast(self.noise.next(), tf.int64) if seed is None else tf.constant([seed, 0], tf.int64)
         z = temperature * latent(n, self.dimension, pair, self.compute_dtype)
-        return keras.ops.clip(self._decode(z), 0, 1)
+        return keras.ops.clip(self._traced_decode(z), 0, 1)
 
-    @tf.function(reduce_retracing=True, autograph=False)
     def _encode(self, x: Any) -> Any:
         z, log_det = self.flow.forward_and_log_det(x)
         impossible = self.flow.logit.impossible(x, axis=(1, 2, 3))
         return keras.ops.where(impossible[:, None], float("nan"), z), log_det
 
-    @tf.function(reduce_retracing=True, autograph=False)
     def _decode(self, z: Any) -> Any:
         return self.flow.inverse(z)
 
-    @tf.function(reduce_retracing=True, autograph=False)
     def _log_prob(self, x: Any) -> Any:
         z, log_det = self.flow.forward_and_log_det(x)
         return log_normal(z) + log_det
 
-    @tf.function(reduce_retracing=True, autograph=False)
     def _bits_per_dim(self, x: Any) -> Any:
         return self(x, training=False)
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def _traced_encode(self, x: Any) -> Any:
+        return self._encode(x)
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def _traced_decode(self, z: Any) -> Any:
+        return self._decode(z)
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def _traced_log_prob(self, x: Any) -> Any:
+        return self._log_prob(x)
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def _traced_bits_per_dim(self, x: Any) -> Any:
+        return self._bits_per_dim(x)
 
     def _continuous(self, x: Any) -> Any:
         """Checked images as numbers in [0, 1]."""
@@ -305,7 +321,7 @@ class Glow(keras.Model):
 
     def certificates(self) -> dict[str, Certificate]:
         """What is proven about the invertibility of every mixing, by name of the layer. All else inverts by construction."""
-        return {layer.name: certificate_of(layer) for layer in self.flow.mixing_layers()}
+        return {layer.name: layer.certificate() for layer in self.flow.mixing_layers()}
 
     def branches(self, images: Any, counted: int = 32, seed: int = 0) -> list[Branches]:
         """How many preimages the auxiliary reflections have on the way of these images, and whether the inverse returns x.
@@ -321,6 +337,47 @@ class Glow(keras.Model):
             A list of `flows.Branches`, one for every auxiliary reflection; empty for the other mixings.
         """
         return branches(self.flow, self._continuous(images), counted, seed)
+
+    def export(self, filepath: Any, format: str = "tf_saved_model", **kwargs: Any) -> None:
+        """`keras.Model.export`: `serve` answers with the bits per dimension of images in [0, 1].
+
+        `export_saved_model` writes all that a flow answers, with what depends on weights alone computed beforehand.
+        """
+        if kwargs.get("input_signature") is None:
+            kwargs["input_signature"] = [keras.InputSpec(shape=(None, *self.image_shape), dtype=self.compute_dtype)]
+        super().export(filepath, format=format, **kwargs)
+
+    def export_signatures(self) -> dict[str, tuple[Callable[..., dict[str, Any]], dict[str, tuple[Any, str]]]]:
+        """What a served model answers: by name, a function of named tensors and the shape and dtype of each of them.
+
+        `export_saved_model` asks a model for this method, and so may any other exporter. Images are numbers in [0, 1].
+        """
+        dtype = self.compute_dtype
+        images, z = {"images": ((None, *self.image_shape), dtype)}, {"z": ((None, self.dimension), dtype)}
+        numbers = {"n": ((), "int32"), "seed": ((), "int64"), "temperature": ((), dtype)}
+
+        def encode(images: Any) -> dict[str, Any]:
+            z, log_det = self._encode(images)
+            return {"z": z, "log_det": log_det}
+
+        def log_prob(images: Any) -> dict[str, Any]:
+            return {"log_prob": self._log_prob(images)}
+
+        def decode(z: Any) -> dict[str, Any]:
+            return {"images": self._decode(z)}
+
+        def sample(n: Any, seed: Any, temperature: Any) -> dict[str, Any]:
+            tf.debugging.assert_non_negative(temperature, "`temperature` must not be negative.")
+            z = temperature * latent(n, self.dimension, tf.stack([seed, tf.zeros_like(seed)]), dtype)
+            return {"images": keras.ops.clip(self._decode(z), 0, 1)}
+
+        return {
+            "serving_default": (log_prob, images),
+            "log_prob": (log_prob, images),
+            "encode": (encode, images),
+            "decode": (decode, z),
+            "sample": (sample, numbers),
+        }
 
     def get_config(self) -> dict[str, Any]:
         flow = self.flow.get_config()

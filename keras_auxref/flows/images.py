@@ -54,14 +54,16 @@ def check_values(x: Any, bits: int, floats: Range) -> None:
     if not values.size:
         return
     if keras.backend.is_int_dtype(dtype):
-        low, high = int(values.min()), int(values.max())
-        if low < 0 or high > peak:
-            _refuse(bits, floats, f"{dtype} from {low} to {high}", _integers(low, high, bits))
+        least, most = int(values.min()), int(values.max())
+        if least < 0 or most > peak:
+            _refuse(bits, floats, f"{dtype} from {least} to {most}", _integers(least, most, bits))
         return
     low, high = float(values.min()), float(values.max())
     if not (np.isfinite(low) and np.isfinite(high)):
         bad = int(np.size(values) - np.isfinite(values).sum())
-        _refuse(bits, floats, f"{dtype} with {bad} values that are NaN or infinite", "`np.nan_to_num(images)`, if these mean black")
+        _refuse(
+            bits, floats, f"{dtype} with {bad} values that are NaN or infinite", "`np.nan_to_num(images)`, if these mean black"
+        )
     if low < floats.low or high > floats.high:
         _refuse(bits, floats, f"{dtype} from {low:g} to {high:g}", _fractions(low, high))
 
@@ -111,8 +113,8 @@ def images_of(batch: Any) -> Any:
         keys = ", ".join(repr(key) for key in batch)
         first = next((key for key in batch if "image" in str(key)), next(iter(batch), "image"))
         raise ValueError(
-            f"A flow learns from images alone. Expected a tensor of images. Received: a dictionary with the keys {keys}. To convert: "
-            f"`dataset.map(lambda example: example[{first!r}])`."
+            f"A flow learns from images alone. Expected a tensor of images. Received: a dictionary with the keys {keys}. "
+            f"To convert: `dataset.map(lambda example: example[{first!r}])`."
         )
     return images_of(batch[0]) if isinstance(batch, tuple | list) and batch else batch
 

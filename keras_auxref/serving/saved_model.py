@@ -40,7 +40,8 @@ def export_saved_model(
 
     Layers with `stateful=True` raise NotImplementedError: a server has many clients, and one state would serve them all.
 
-    Inputs that Keras named by itself are called `inputs`. Images are numbers in [0, 1], as for `Glow.log_prob`.
+    Inputs that Keras named by itself are called `inputs`. Images are numbers in [0, 1], k/255 for a pixel k of
+    8 bits, as for `Glow.log_prob`; an impossible image has `log_prob` −∞.
 
     Args:
         model: A Keras model that is built. A subclassed one must have been called, or be given `input_signature`.

@@ -7,9 +7,6 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from keras_auxref.flows import Glow
-from keras_auxref.flows.glow import latent, log_normal
-
 OUTPUTS = ("auto", "logits", "probabilities", "raw")
 _AUTOMATIC_NAME = re.compile(r"(input_layer|keras_tensor|input|inputs)(_?\d+)?(_connection)?$")
 
@@ -22,11 +19,14 @@ class Signature(NamedTuple):
 
 
 def signatures_of(model: keras.Model, outputs: str = "auto", input_signature: Any = None) -> dict[str, Signature]:
-    """The signatures of a flow, of a classifier, or of any other Keras model, by name. See `export_saved_model`."""
+    """The signatures of a classifier or of any other Keras model, by name, or those that a model brings, as a flow does.
+
+    A model brings its own by a method `export_signatures`: see `Glow.export_signatures`. See `export_saved_model` for the rest.
+    """
     if outputs not in OUTPUTS:
         raise ValueError(f"Unknown kind of outputs. Expected one of {list(OUTPUTS)}. Received: {outputs!r}")
-    if isinstance(model, Glow):
-        return _flow(model)
+    if hasattr(model, "export_signatures"):
+        return _offered(model)
     structure, specs = _inputs(model, input_signature)
     kind = _kind_of_outputs(model) if outputs == "auto" else outputs
 
@@ -37,38 +37,11 @@ def signatures_of(model: keras.Model, outputs: str = "auto", input_signature: An
     return {"serving_default": Signature(serve, specs)}
 
 
-def _flow(model: Glow) -> dict[str, Signature]:
-    dtype, flow = model.compute_dtype, model.flow
-    images = {"images": tf.TensorSpec((None, *model.image_shape), dtype, name="images")}
-
-    def encode(images: Any) -> dict[str, Any]:
-        z, log_det = flow.forward_and_log_det(images)
-        return {"z": z, "log_det": log_det}
-
-    def log_prob(images: Any) -> dict[str, Any]:
-        z, log_det = flow.forward_and_log_det(images)
-        return {"log_prob": log_normal(z) + log_det}
-
-    def decode(z: Any) -> dict[str, Any]:
-        return {"images": flow.inverse(z)}
-
-    def sample(n: Any, seed: Any, temperature: Any) -> dict[str, Any]:
-        tf.debugging.assert_non_negative(temperature, "`temperature` must not be negative.")
-        z = temperature * latent(n, model.dimension, tf.stack([seed, tf.zeros_like(seed)]), dtype)
-        return {"images": keras.ops.clip(flow.inverse(z), 0, 1)}
-
-    scalars = {
-        "n": tf.TensorSpec((), tf.int32, name="n"),
-        "seed": tf.TensorSpec((), tf.int64, name="seed"),
-        "temperature": tf.TensorSpec((), dtype, name="temperature"),
-    }
-    density = Signature(log_prob, images)
+def _offered(model: Any) -> dict[str, Signature]:
+    """The signatures that a model has itself, with shapes and dtypes as specifications."""
     return {
-        "serving_default": density,
-        "log_prob": density,
-        "encode": Signature(encode, images),
-        "decode": Signature(decode, {"z": tf.TensorSpec((None, model.dimension), dtype, name="z")}),
-        "sample": Signature(sample, scalars),
+        name: Signature(function, {key: tf.TensorSpec(shape, dtype, name=key) for key, (shape, dtype) in inputs.items()})
+        for name, (function, inputs) in model.export_signatures().items()
     }
 
 

@@ -1,9 +1,11 @@
 """What is proven, and what is measured."""
 
+import keras
 import numpy as np
 import pytest
 
 from keras_auxref import Glow, ops
+from keras_auxref.invertible import Invertible
 from tests.flows.support import disturb, images
 
 SHAPE = (4, 4, 3)
@@ -33,6 +35,17 @@ def test_a_singular_convolution_is_not_called_invertible():
     assert not model.certificates()[layer.name].invertible
     layer.kernel.assign(np.full((12, 12), np.nan))
     assert not model.certificates()[layer.name].invertible
+
+
+def test_a_mixing_that_proves_nothing_is_not_called_invertible():
+    class Unknown(Invertible, keras.layers.Layer):
+        def call(self, x):
+            return 0 * x
+
+    model = small("conv")
+    model.flow.mixing_layers = lambda: [Unknown(name="unknown")]
+    with pytest.raises(NotImplementedError, match="Nothing is known about the invertibility of layer 'unknown'"):
+        model.certificates()
 
 
 def test_branches_of_certified_layers_are_one_to_one():

@@ -33,7 +33,7 @@ def _flow_cases(model, rng):
         "many": rng.uniform(size=(5, *SHAPE)),
         "one": rng.uniform(size=(1, *SHAPE)),
         "black and white": np.stack([np.zeros(SHAPE), np.ones(SHAPE)]),
-        "outside": np.full((1, *SHAPE), 1.04),  # no density there: NaN
+        "beyond white": np.full((1, *SHAPE), 1.04),
     }
     latent = {
         "many": rng.normal(size=(5, D)),
@@ -250,6 +250,25 @@ def test_wrong_shapes_and_dtypes_get_tensorflows_own_error(tmp_path):
         served(pixels=tf.ones((2, 9), tf.int32))
     with pytest.raises(TypeError, match="pixels"):
         served(images=tf.ones((2, 9)))
+
+
+def test_keras_own_export_of_a_flow(tmp_path):
+    model, x = _flow("aux_relaxed_cayley"), np.random.default_rng(1).integers(0, 256, (3, *SHAPE), dtype="uint8")
+    model.export(tmp_path / "flow", verbose=False)
+    loaded = tf.saved_model.load(str(tmp_path / "flow"))
+    np.testing.assert_allclose(loaded.serve((x / 255).astype("float32")), model.bits_per_dim(x), rtol=1e-5)
+
+
+def test_pixels_over_255_are_what_a_served_flow_takes(tmp_path):
+    model, x = _flow("conv"), np.random.default_rng(1).integers(0, 256, (3, *SHAPE), dtype="uint8")
+    served = tf.saved_model.load(str(export_saved_model(model, tmp_path))).signatures
+    sent = tf.constant(x / 255, tf.float32)
+    np.testing.assert_allclose(served["log_prob"](images=sent)["log_prob"], model.log_prob(x), rtol=1e-5)
+    np.testing.assert_allclose(served["encode"](images=sent)["z"], model.encode(x)[0], rtol=1e-4, atol=1e-4)
+    impossible = tf.constant(x, tf.float32)
+    assert np.isneginf(served["log_prob"](images=impossible)["log_prob"]).all()
+    assert np.isneginf(served["encode"](images=impossible)["log_det"]).all()
+    assert np.isnan(served["encode"](images=impossible)["z"]).all()
 
 
 def test_a_flow_refuses_a_negative_temperature(tmp_path):

@@ -107,3 +107,14 @@ def test_several_outputs_are_no_classifier():
     assert {key: value.shape for key, value in _answer(model, X).items()} == {"a": (5, 2), "b": (5, 3)}
     with pytest.raises(ValueError, match=r"Expected a tensor for outputs='logits'.*Received: list of 2"):
         _answer(model, X, outputs="logits")
+
+
+def test_a_model_may_bring_its_signatures():
+    class Doubling(TwoArguments):
+        def export_signatures(self):
+            return {"double": (lambda x: {"y": 2 * x}, {"x": ((None, 4), "float32")})}
+
+    found = signatures_of(Doubling())
+    assert list(found) == ["double"]
+    assert found["double"].inputs == {"x": tf.TensorSpec((None, 4), tf.float32, name="x")}
+    np.testing.assert_array_equal(found["double"].function(x=X)["y"], 2 * X)
