@@ -9,12 +9,13 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_auxref.ops._checks import check_orthogonal
+from keras_auxref.ops._checks import HALF, check_orthogonal
+from keras_auxref.typing import Shape, Tensor
 
 PACKAGE = "keras_auxref"
 
 
-def _square(shape: Any, name: str) -> int:
+def _square(shape: Shape, name: str) -> int:
     shape = tuple(shape)
     if len(shape) != 2 or shape[0] != shape[1]:
         raise ValueError(f"{name} makes a square matrix. Expected a shape (d, d). Received: {shape}")
@@ -45,7 +46,7 @@ class UniformFanIn(keras.initializers.RandomUniform):
     def __init__(self, seed: Any = None) -> None:
         super().__init__(seed=seed)
 
-    def __call__(self, shape: Any, dtype: Any = None) -> Any:
+    def __call__(self, shape: Shape, dtype: Any = None) -> Tensor:
         limit = 1 / math.sqrt(shape[-1])
         return keras.random.uniform(shape, -limit, limit, dtype=_floating(dtype), seed=self.seed)
 
@@ -53,27 +54,44 @@ class UniformFanIn(keras.initializers.RandomUniform):
         return {"seed": super().get_config()["seed"]}
 
 
-class _RotationBlocks(keras.initializers.Initializer):
-    """A block-diagonal orthogonal matrix of ⌊d/2⌋ random planar rotations, and a 1 where d is odd."""
+class OrthogonalMatrix(keras.initializers.Initializer):
+    """An orthogonal matrix Q: the start of every layer that is, or may be, an orthogonal map.
+
+    A layer of this package that gets one as its initializer starts as x ↦ Q x, however it holds its weights. Subclasses override
+    `draw`.
+
+    Args:
+        seed: Integer or None. The same seed gives the same matrix, in every dtype.
+    """
 
     def __init__(self, seed: int | None = None) -> None:
         # Python's generator, as in Keras, so that `keras.utils.set_random_seed` governs it.
         self.seed = random.randint(1, 2**31 - 1) if seed is None else seed
 
-    def angles(self, generator: np.random.Generator, count: int) -> np.ndarray:
+    def draw(self, generator: np.random.Generator, d: int) -> np.ndarray:
+        """Q, of shape (d, d), in float64."""
         raise NotImplementedError
 
-    def __call__(self, shape: Any, dtype: Any = None) -> Any:
+    def __call__(self, shape: Shape, dtype: Any = None) -> Tensor:
         d = _square(shape, type(self).__name__)
-        angles = self.angles(np.random.default_rng(self.seed), d // 2)
-        matrix = np.eye(d)
-        even, odd = np.arange(0, d - 1, 2), np.arange(1, d, 2)
-        matrix[even, even] = matrix[odd, odd] = np.cos(angles)
-        matrix[odd, even], matrix[even, odd] = np.sin(angles), -np.sin(angles)
-        return ops.convert_to_tensor(matrix, dtype=_floating(dtype))
+        return ops.convert_to_tensor(self.draw(np.random.default_rng(self.seed), d), dtype=_floating(dtype))
 
     def get_config(self) -> dict[str, Any]:
         return {"seed": self.seed}
+
+
+class _RotationBlocks(OrthogonalMatrix):
+    """A block-diagonal orthogonal matrix of ⌊d/2⌋ random planar rotations, and a 1 where d is odd."""
+
+    def angles(self, generator: np.random.Generator, count: int) -> np.ndarray:
+        raise NotImplementedError
+
+    def draw(self, generator: np.random.Generator, d: int) -> np.ndarray:
+        angles, matrix = self.angles(generator, d // 2), np.eye(d)
+        even, odd = np.arange(0, d - 1, 2), np.arange(1, d, 2)
+        matrix[even, even] = matrix[odd, odd] = np.cos(angles)
+        matrix[odd, even], matrix[even, odd] = np.sin(angles), -np.sin(angles)
+        return matrix
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -107,7 +125,7 @@ class Henaff(_RotationBlocks):
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
-class FixedPointFree(keras.initializers.Initializer):
+class FixedPointFree(OrthogonalMatrix):
     """A random orthogonal matrix Q that moves every vector: uniform among those with det Q = (−1)ᵈ.
 
     With the other determinant every orthogonal matrix has the eigenvalue 1. Without it W = I − Q is invertible, f(x) = Q x has
@@ -117,19 +135,12 @@ class FixedPointFree(keras.initializers.Initializer):
         seed: Integer or None. The same seed gives the same matrix, in every dtype.
     """
 
-    def __init__(self, seed: int | None = None) -> None:
-        self.seed = random.randint(1, 2**31 - 1) if seed is None else seed
-
-    def __call__(self, shape: Any, dtype: Any = None) -> Any:
-        d = _square(shape, "FixedPointFree")
-        q, r = np.linalg.qr(np.random.default_rng(self.seed).normal(size=(d, d)))
+    def draw(self, generator: np.random.Generator, d: int) -> np.ndarray:
+        q, r = np.linalg.qr(generator.normal(size=(d, d)))
         q = q * np.sign(np.diag(r))
         if np.linalg.slogdet(q)[0] != (-1) ** d:
             q[:, 0] = -q[:, 0]
-        return ops.convert_to_tensor(q, dtype=_floating(dtype))
-
-    def get_config(self) -> dict[str, Any]:
-        return {"seed": self.seed}
+        return q
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -137,8 +148,8 @@ class ReflectionOf(keras.initializers.Initializer):
     """W = I − U: the auxiliary reflection starts as x ↦ U x (Theorem 1 of the paper).
 
     Args:
-        orthogonal: An orthogonal matrix as an array, or an initializer that makes one (an instance, or a Keras name such as
-            `"orthogonal"`).
+        orthogonal: An orthogonal matrix as an array, or an initializer that makes one: an instance, or a name such as
+            `"orthogonal"` or `"cayley"`.
 
     Example:
     >>> import keras_auxref
@@ -148,30 +159,53 @@ class ReflectionOf(keras.initializers.Initializer):
 
     def __init__(self, orthogonal: Any = "orthogonal") -> None:
         if isinstance(orthogonal, dict | str) or callable(orthogonal):
-            self.orthogonal = keras.initializers.get(orthogonal)
+            self.orthogonal = get(orthogonal)
         else:
             self.orthogonal = np.asarray(ops.convert_to_numpy(orthogonal))
             check_orthogonal(self.orthogonal)
 
-    def matrix(self, shape: Any, dtype: Any = None) -> Any:
-        """U."""
-        return orthogonal_matrix(self.orthogonal, _square(shape, "ReflectionOf"), _floating(dtype))
-
-    def __call__(self, shape: Any, dtype: Any = None) -> Any:
-        matrix = self.matrix(shape, dtype)
-        return ops.eye(matrix.shape[0], dtype=matrix.dtype) - matrix
+    def __call__(self, shape: Shape, dtype: Any = None) -> Tensor:
+        d, dtype = _square(shape, "ReflectionOf"), _floating(dtype)
+        return ops.convert_to_tensor(np.eye(d) - orthogonal_matrix(self.orthogonal, d, dtype), dtype=dtype)
 
     def get_config(self) -> dict[str, Any]:
         is_array = isinstance(self.orthogonal, np.ndarray)
         return {"orthogonal": self.orthogonal.tolist() if is_array else keras.initializers.serialize(self.orthogonal)}
 
 
-def orthogonal_matrix(source: Any, d: int, dtype: str) -> Any:
-    """An orthogonal d×d matrix from an array or an initializer, checked."""
-    matrix = source if isinstance(source, np.ndarray) else source((d, d), dtype=dtype)
-    if tuple(matrix.shape) != (d, d):
-        raise ValueError(
-            f"The orthogonal matrix does not fit the layer. Expected shape {(d, d)}. Received: {tuple(matrix.shape)}"
-        )
-    check_orthogonal(ops.convert_to_numpy(matrix))
-    return ops.convert_to_tensor(matrix, dtype=dtype)
+_NAMES: dict[str, type[OrthogonalMatrix]] = {"cayley": Cayley, "henaff": Henaff, "fixed_point_free": FixedPointFree}
+
+
+def get(identifier: Any) -> Any:
+    """An initializer from whatever Keras makes one of, from the names "cayley", "henaff", "fixed_point_free", or from an array.
+
+    An array is an orthogonal start: `ReflectionOf(array)`.
+    """
+    if isinstance(identifier, str) and identifier in _NAMES:
+        return _NAMES[identifier]()
+    if isinstance(identifier, np.ndarray) or ops.is_tensor(identifier):
+        return ReflectionOf(identifier)
+    return keras.initializers.get(identifier)
+
+
+def orthogonal_start(initializer: Any) -> Any:
+    """What makes the orthogonal matrix that an initializer means, or None where it makes weights.
+
+    Orthogonal starts are an `OrthogonalMatrix`, the one inside of a `ReflectionOf`, and Keras' `Orthogonal` and `Identity`.
+    """
+    if isinstance(initializer, ReflectionOf):
+        return initializer.orthogonal
+    known = (OrthogonalMatrix, keras.initializers.Orthogonal, keras.initializers.Identity)
+    return initializer if isinstance(initializer, known) else None
+
+
+def orthogonal_matrix(source: Any, d: int, dtype: str) -> np.ndarray:
+    """An orthogonal d×d matrix from an array or an initializer, checked, in float64. Half precision is asked for float32."""
+    matrix = source
+    if not isinstance(source, np.ndarray):
+        with outside_graphs():  # a model may be built while its training step is traced
+            matrix = ops.convert_to_numpy(source((d, d), dtype="float32" if dtype in HALF else dtype))
+    if matrix.shape != (d, d):
+        raise ValueError(f"The orthogonal matrix does not fit the layer. Expected shape {(d, d)}. Received: {matrix.shape}")
+    check_orthogonal(matrix)
+    return matrix.astype(np.float64)

@@ -6,9 +6,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_auxref.initializers import PACKAGE, orthogonal_matrix
+from keras_auxref.initializers import PACKAGE, orthogonal_matrix, orthogonal_start
 from keras_auxref.kernels.base import Kernel
 from keras_auxref.kernels.norms import shrink_to
+from keras_auxref.typing import Tensor
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -29,6 +30,8 @@ class RelaxedCayley(Kernel):
         max_skew: Bound on ‖K‖₂. 50 keeps the certificate in float32; float64 allows more.
     """
 
+    promises = True
+
     def __init__(self, margin: float = 0.05, max_skew: float = 50.0) -> None:
         if not 0 < margin <= 1:
             raise ValueError(f"`margin` must lie in (0, 1]. Expected 0 < margin <= 1. Received: {margin}")
@@ -39,8 +42,9 @@ class RelaxedCayley(Kernel):
     def default_initializer(self) -> keras.initializers.Initializer:
         return keras.initializers.Orthogonal()
 
-    def initial_weights(self, d: int, initializer: Any, dtype: str) -> dict[str, Any]:
-        q = ops.convert_to_numpy(orthogonal_matrix(initializer, d, dtype)).astype(np.float64)
+    def initial_weights(self, d: int, initializer: Any, dtype: str) -> dict[str, Tensor]:
+        start = orthogonal_start(initializer)
+        q = orthogonal_matrix(initializer if start is None else start, d, dtype)
         if np.linalg.slogdet(q)[0] != (-1) ** d:
             q[:, 0] = -q[:, 0]
         k = _skew_of(q, 0.99 * self.max_skew)
@@ -49,7 +53,7 @@ class RelaxedCayley(Kernel):
             "skew": ops.convert_to_tensor(k, dtype=dtype),
         }
 
-    def __call__(self, weights: dict[str, Any]) -> Any:
+    def __call__(self, weights: dict[str, Tensor]) -> Tensor:
         b, g = weights["symmetric"], weights["skew"]
         identity = ops.eye(b.shape[0], dtype=b.dtype)
         # Halving first: the sum of two entries near the largest float would overflow.

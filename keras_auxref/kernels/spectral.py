@@ -5,9 +5,10 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_auxref.initializers import PACKAGE, UniformFanIn
+from keras_auxref.initializers import PACKAGE, OrthogonalMatrix, ReflectionOf, UniformFanIn
 from keras_auxref.kernels.base import Kernel
 from keras_auxref.kernels.norms import top_eigenvalue
+from keras_auxref.typing import Tensor
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -25,6 +26,7 @@ class Spectral(Kernel):
     """
 
     symmetric = True
+    promises = True
 
     def __init__(self, bound: float = 0.5) -> None:
         if not 0 < bound < 1:
@@ -34,7 +36,16 @@ class Spectral(Kernel):
     def default_initializer(self) -> keras.initializers.Initializer:
         return UniformFanIn()
 
-    def __call__(self, weights: dict[str, Any]) -> Any:
+    def initial_weights(self, d: int, initializer: Any, dtype: str) -> dict[str, Tensor]:
+        if isinstance(initializer, OrthogonalMatrix | ReflectionOf):
+            raise ValueError(
+                "f(x) = H(Wx) x with a symmetric W of condition below 2 is no orthogonal map but x ↦ −x, and cannot start as "
+                f"one. Expected an initializer for V. Received: {type(initializer).__name__}. Put the orthogonal map before it, "
+                'or take kernel="relaxed_cayley".'
+            )
+        return super().initial_weights(d, initializer, dtype)
+
+    def __call__(self, weights: dict[str, Tensor]) -> Tensor:
         v = weights["kernel"]
         # VVᵀ/σmax(VVᵀ) ignores the length of V: scale V to 1 before squaring it.
         size = ops.stop_gradient(ops.max(ops.abs(v)))

@@ -5,8 +5,10 @@ from typing import Any
 import keras
 
 from keras_auxref.invertible import require_built
+from keras_auxref.ops._checks import HALF
+from keras_auxref.typing import Tensor
 
-__all__ = ["last_axis", "require_built", "require_floating"]
+__all__ = ["as_input", "at_least_float32", "last_axis", "require_built", "require_floating"]
 
 
 def last_axis(layer: keras.layers.Layer, input_shape: Any) -> int:
@@ -21,8 +23,24 @@ def last_axis(layer: keras.layers.Layer, input_shape: Any) -> int:
 
 
 def require_floating(layer: keras.layers.Layer, dtype: Any) -> None:
-    """Refuses integers, which Keras does not cast."""
+    """Refuses a layer that would compute in integers."""
     if not keras.backend.is_float_dtype(dtype):
         raise ValueError(
             f"{type(layer).__name__} needs a floating-point dtype. Received: {keras.backend.standardize_dtype(dtype)}"
         )
+
+
+def as_input(layer: keras.layers.Layer, inputs: Tensor) -> Tensor:
+    """The inputs of `call`: floats as Keras' autocasting left them; integers and booleans cast, as `Dense` does it."""
+    dtype = keras.backend.standardize_dtype(inputs.dtype)
+    if keras.backend.is_float_dtype(dtype):
+        return inputs
+    if dtype != "bool" and not keras.backend.is_int_dtype(dtype):
+        raise ValueError(f"{type(layer).__name__} needs real numbers. Expected floats or integers. Received: {dtype}")
+    return keras.ops.cast(inputs, layer.compute_dtype)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """A tensor in float32 or float64: half precision has no factorisations, and too few digits for a promise."""
+    x = keras.ops.convert_to_tensor(x)
+    return keras.ops.cast(x, "float32") if keras.backend.standardize_dtype(x.dtype) in HALF else x

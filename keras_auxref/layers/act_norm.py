@@ -8,7 +8,7 @@ import numpy as np
 from keras_auxref.initializers import PACKAGE
 from keras_auxref.invertible import Invertible
 from keras_auxref.kernels.certificate import Certificate, not_proven, proven
-from keras_auxref.layers._checks import last_axis, require_built, require_floating
+from keras_auxref.layers._checks import as_input, last_axis, require_built, require_floating
 from keras_auxref.ops._affine import affine, affine_inverse, channel_log_det, standardization
 from keras_auxref.ops._checks import check_finite
 
@@ -72,7 +72,7 @@ class ActNorm(Invertible, keras.layers.Layer):
         self.initialized.assign(1)
 
     def call(self, inputs: Any) -> Any:
-        require_floating(self, inputs.dtype)
+        inputs = as_input(self, inputs)
         return affine(inputs, *self._weights_as(inputs.dtype))
 
     def compute_output_shape(self, input_shape: Any) -> Any:

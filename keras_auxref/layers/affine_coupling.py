@@ -9,7 +9,7 @@ import numpy as np
 from keras_auxref.initializers import PACKAGE
 from keras_auxref.invertible import Invertible
 from keras_auxref.kernels.certificate import Certificate, not_proven, proven
-from keras_auxref.layers._checks import last_axis, require_built, require_floating
+from keras_auxref.layers._checks import as_input, last_axis, require_built, require_floating
 from keras_auxref.ops._coupling import build_network, checked_bound, couple, coupling_log_det, coupling_sizes, uncouple
 from keras_auxref.typing import Tensor
 
@@ -93,8 +93,7 @@ class AffineCoupling(Invertible, keras.layers.Layer):
         return keras.Model(inputs, outputs, name="network")
 
     def call(self, inputs: Any) -> Any:
-        require_floating(self, inputs.dtype)
-        return couple(inputs, self.network, self.bound)[0]
+        return couple(as_input(self, inputs), self.network, self.bound)[0]
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape

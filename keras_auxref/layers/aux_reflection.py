@@ -4,13 +4,13 @@ from typing import Any
 
 import keras
 
-from keras_auxref import kernels, ops
+from keras_auxref import initializers, kernels, ops
 from keras_auxref.initializers import PACKAGE, outside_graphs
 from keras_auxref.invertible import Invertible
 from keras_auxref.kernels import Certificate
-from keras_auxref.layers._checks import last_axis, require_built, require_floating
+from keras_auxref.layers._checks import as_input, at_least_float32, last_axis, require_built, require_floating
 from keras_auxref.layers._frozen import Freezable
-from keras_auxref.ops._checks import as_tensor
+from keras_auxref.ops._checks import HALF, as_tensor
 from keras_auxref.ops.reflect import central_coefficient, coefficient
 from keras_auxref.typing import Tensor
 
@@ -31,9 +31,12 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
             `"relaxed_cayley"` (provably invertible, starts at any orthogonal map), or a `kernels.Kernel` instance.
         network: Any Keras layer or model n with n(x).shape == x.shape, instead of W: f(x) = H(n(x)) x. Then there is no W, and
             `kernel`, `inverse`, `log_det_jacobian`, `certificate` and `bijector` are not available.
-        kernel_initializer: W for `"free"` (see `initializers.ReflectionOf` to start as an orthogonal map), V for
-            `"spectral"`, the orthogonal start itself for `"relaxed_cayley"`. The default is the kernel's own.
+        kernel_initializer: An orthogonal start Q, for `"free"` and `"relaxed_cayley"`: an `initializers.OrthogonalMatrix`,
+            `initializers.ReflectionOf(Q)`, `"cayley"`, `"henaff"`, `"fixed_point_free"`, Keras' `"orthogonal"` or an array; the
+            layer starts as x ↦ Q x. Any other initializer makes W for `"free"`, V for `"spectral"`. The default is the kernel's
+            own.
         kernel_regularizer: Keras regularizer for the trainable weights of the kernel.
+        kernel_constraint: Keras constraint for the trainable weights of the kernel. None is needed for a guarantee.
         track_branch: Keep a moving average of c(x) over the training data in the non-trainable weight `branch`. A W without
             certificate may have several preimages, and `inverse` then looks for the one whose c is nearest to that average: the
             branch on which the data lie. Until there are data, the average stands at 2 tr W/‖W‖²_F, exact for W = I − U.
@@ -60,6 +63,7 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
         network: Any = None,
         kernel_initializer: Any = None,
         kernel_regularizer: Any = None,
+        kernel_constraint: Any = None,
         track_branch: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -71,8 +75,9 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
         if network is not None and not isinstance(network, keras.layers.Layer):
             raise ValueError(f"`network` must be a Keras layer or model. Expected a `keras.layers.Layer`. Received: {network!r}")
         self.network: Any = network
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.kernel_initializer = initializers.get(kernel_initializer)
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.kernel_constraint = keras.constraints.get(kernel_constraint)
         self.supports_masking = True
         self._weights_of_kernel: dict[str, Any] = {}
 
@@ -84,7 +89,7 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
             initializer = self.kernel_initializer or self.parametrization.default_initializer()
             with outside_graphs():  # a model may be built while its training step is traced
                 values = self.parametrization.initial_weights(d, initializer, self.variable_dtype)
-                branch = central_coefficient(self.parametrization(values))
+                branch = central_coefficient(self._matrix(values))
             for name, value in values.items():
                 # Without autocast W is computed in the precision of the weights, also in mixed precision.
                 self._weights_of_kernel[name] = self.add_weight(
@@ -92,6 +97,7 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
                     shape=tuple(value.shape),
                     initializer=lambda shape, dtype=None, value=value: keras.ops.cast(value, dtype),
                     regularizer=self.kernel_regularizer,
+                    constraint=self.kernel_constraint,
                     autocast=False,
                 )
             if self.track_branch:
@@ -113,45 +119,64 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
         if shape != tuple(input_shape):
             raise ValueError(f"`network` must keep the shape of its input. Expected {tuple(input_shape)}. Received: {shape}")
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
-        require_floating(self, inputs.dtype)
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+        inputs = as_input(self, inputs)
         if self.network is not None:
             return ops.householder(self.network(inputs), inputs)
-        w = keras.ops.cast(self.kernel, inputs.dtype)
-        if training and self.branch is not None:
-            self._follow_branch(inputs, w)
-        return ops.reflect(inputs, w)
+        x, w = self._operands(inputs)
+        if training:
+            self._follow_branch(x, w)
+        return keras.ops.cast(ops.reflect(x, w), inputs.dtype)
 
-    def _follow_branch(self, x: Any, w: Any) -> None:
+    def _operands(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x and W in the precision in which the map is computed."""
+        w = self.kernel
+        dtype = w.dtype if self.parametrization.promises and self.compute_dtype in HALF else x.dtype
+        return keras.ops.cast(x, dtype), keras.ops.cast(w, dtype)
+
+    def _follow_branch(self, x: Tensor, w: Tensor) -> None:
+        if self.branch is None or not self.trainable:  # frozen is frozen, as in BatchNormalization
+            return
+        branch = keras.ops.convert_to_tensor(self.branch)
         c = coefficient(keras.ops.stop_gradient(x), keras.ops.stop_gradient(w))
-        mean = keras.ops.cast(keras.ops.mean(c), self.branch.dtype)
-        moved = self.branch + (1 - BRANCH_MOMENTUM) * (mean - self.branch)
-        self.branch.assign(keras.ops.where(keras.ops.isfinite(moved), moved, self.branch))
+        moved = branch + (1 - BRANCH_MOMENTUM) * (keras.ops.cast(keras.ops.mean(c), branch.dtype) - branch)
+        self.branch.assign(keras.ops.where(keras.ops.isfinite(moved), moved, branch))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape
 
     @property
     def kernel(self) -> Any:
-        """W as a tensor of shape (d, d), computed from the trainable weights."""
+        """W as the layer uses it, a tensor of shape (d, d) computed from the trainable weights.
+
+        In half and in mixed precision W is computed in float32, and used as it is where the kernel promises a bijection:
+        rounding it would break the promise. A `"free"` W is rounded, and that is what `certificate` looks at.
+        """
         self._require_kernel("kernel")
         return self.once("kernel", self._compute_kernel)
 
-    def _compute_kernel(self) -> Any:
-        return self.parametrization({name: as_tensor(variable, name) for name, variable in self._weights_of_kernel.items()})
+    def _compute_kernel(self) -> Tensor:
+        return self._matrix({name: as_tensor(variable, name) for name, variable in self._weights_of_kernel.items()})
+
+    def _matrix(self, weights: dict[str, Tensor]) -> Tensor:
+        w = self.parametrization({name: at_least_float32(weight) for name, weight in weights.items()})
+        if self.compute_dtype not in HALF:
+            return keras.ops.cast(w, self.compute_dtype)
+        return w if self.parametrization.promises else keras.ops.cast(keras.ops.cast(w, self.compute_dtype), "float32")
 
     def _factoring(self) -> dict[str, Any]:
         """The arguments by which `ops.inverse` and `ops.log_det_jacobian` find the factors of W, or get them."""
         symmetric = True if self.parametrization.symmetric else None
         if not self.is_frozen:
             return {"symmetric": symmetric}
-        return {
-            "factors": self.once("factors", lambda: ops.factorize(keras.ops.cast(self.kernel, self.compute_dtype), symmetric))
-        }
+        return {"factors": self.once("factors", lambda: ops.factorize(self.kernel, symmetric))}
 
     def inverse(self, y: Any) -> Any:
         """x with f(x) = y. See `ops.inverse` for what is guaranteed; `certificate()` tells whether x is unique."""
-        return self._with_kernel(ops.inverse, y, "inverse", near=self.branch, **self._factoring())
+        return self._with_kernel(ops.inverse, y, "inverse", near=self._near(), **self._factoring())
+
+    def _near(self) -> Tensor | None:
+        return None if self.branch is None else keras.ops.convert_to_tensor(self.branch)
 
     def log_det_jacobian(self, x: Any) -> Any:
         """log|det ∂f/∂x| for every vector on the last axis of x, shape `(batch, ...)`."""
@@ -160,11 +185,12 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
     def forward_and_log_det(self, x: Any, training: bool | None = None) -> tuple[Any, Any]:
         """f(x) and log|det ∂f/∂x|, from one computation of W."""
         self._require_kernel("forward_and_log_det")
-        x = keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)
-        w = keras.ops.cast(self.kernel, x.dtype)
-        if training and self.branch is not None:
+        x, w = self._operands(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype))
+        if training:
             self._follow_branch(x, w)
-        return ops.reflect(x, w), ops.log_det_jacobian(x, w, **self._factoring())
+        results = ops.reflect(x, w), ops.log_det_jacobian(x, w, **self._factoring())
+        y, log_det = (keras.ops.cast(result, self.compute_dtype) for result in results)
+        return y, log_det
 
     def coefficient(self, x: Any) -> Any:
         """c(x) = 2 uᵀx/‖u‖², u = W x, for every vector on the last axis: which branch of the inverse x lies on."""
@@ -189,8 +215,8 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
 
     def _with_kernel(self, function: Any, x: Any, name: str, **kwargs: Any) -> Any:
         self._require_kernel(name)
-        x = keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)
-        return function(x, keras.ops.cast(self.kernel, x.dtype), **kwargs)
+        x, w = self._operands(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype))
+        return keras.ops.cast(function(x, w, **kwargs), self.compute_dtype)
 
     def _require_kernel(self, name: str) -> None:
         if self.network is not None:
@@ -207,6 +233,7 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
             "network": keras.saving.serialize_keras_object(self.network),
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
+            "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
             "track_branch": self.track_branch,
         }
 

@@ -4,12 +4,15 @@ from typing import Any
 
 import keras
 
-from keras_auxref.initializers import PACKAGE, outside_graphs
+from keras_auxref import initializers
+from keras_auxref.initializers import PACKAGE, ReflectionOf, outside_graphs
 from keras_auxref.invertible import Invertible
 from keras_auxref.kernels.certificate import Certificate, certify_linear
-from keras_auxref.layers._checks import last_axis, require_built, require_floating
+from keras_auxref.layers._checks import as_input, last_axis, require_built, require_floating
 from keras_auxref.layers._frozen import Freezable
+from keras_auxref.ops._checks import HALF
 from keras_auxref.ops._log_abs_det import inverse_matrix, log_abs_det, multiply_rows, solve_rows
+from keras_auxref.typing import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -20,7 +23,7 @@ class InvertibleDense(Freezable, Invertible, keras.layers.Layer):
     that it is not. With `trainable=False` and the default start it is a fixed rotation, the simplest mixing of channels.
 
     Args:
-        kernel_initializer: Keras initializer for W.
+        kernel_initializer: Initializer for W; an orthogonal start as for `OrthogonalDense`, or any other.
         kernel_regularizer: Keras regularizer for W.
         **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`, …
 
@@ -41,27 +44,39 @@ class InvertibleDense(Freezable, Invertible, keras.layers.Layer):
     def __init__(self, kernel_initializer: Any = "orthogonal", kernel_regularizer: Any = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         require_floating(self, self.compute_dtype)
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.kernel_initializer = initializers.get(kernel_initializer)
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.supports_masking = True
 
     def build(self, input_shape: Any) -> None:
         d = last_axis(self, input_shape)
-        with outside_graphs():  # a model may be built while its training step is traced
-            value = self.kernel_initializer((d, d), dtype=self.variable_dtype)
-        # Without autocast the determinant and the inverse are computed from the weight itself, also in mixed precision.
         self.kernel = self.add_weight(
             name="kernel",
             shape=(d, d),
-            initializer=lambda shape, dtype=None: keras.ops.cast(value, dtype),
+            initializer=self._initial_kernel,
             regularizer=self.kernel_regularizer,
             autocast=False,
         )
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: d})
 
-    def call(self, inputs: Any) -> Any:
-        require_floating(self, inputs.dtype)
-        return keras.ops.matmul(inputs, keras.ops.transpose(keras.ops.cast(self.kernel, inputs.dtype)))
+    def _initial_kernel(self, shape: Shape, dtype: Any = None) -> Tensor:
+        dtype = keras.backend.standardize_dtype(dtype)
+        if isinstance(self.kernel_initializer, ReflectionOf):
+            value = initializers.orthogonal_matrix(self.kernel_initializer.orthogonal, shape[0], dtype)
+            return keras.ops.convert_to_tensor(value, dtype=dtype)
+        with outside_graphs():  # a model may be built while its training step is traced
+            value = self.kernel_initializer(shape, dtype="float32" if dtype in HALF else dtype)
+        return keras.ops.cast(value, dtype)
+
+    @property
+    def matrix(self) -> Tensor:
+        """W as the layer uses it, in its compute dtype: what is inverted, certified and has the log-determinant."""
+        require_built(self, "matrix")
+        return keras.ops.cast(self.kernel, self.compute_dtype)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        inputs = as_input(self, inputs)
+        return keras.ops.matmul(inputs, keras.ops.transpose(keras.ops.cast(self.matrix, inputs.dtype)))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape
@@ -70,19 +85,19 @@ class InvertibleDense(Freezable, Invertible, keras.layers.Layer):
         """x = W⁻¹y, by a solve in float64."""
         y = self._tensor(y, "inverse")
         if self.is_frozen:
-            return multiply_rows(self.once("inverse", lambda: inverse_matrix(self.kernel)), y)
-        return solve_rows(self.kernel, y)
+            return multiply_rows(self.once("inverse", lambda: inverse_matrix(self.matrix)), y)
+        return solve_rows(self.matrix, y)
 
     def log_det_jacobian(self, x: Any) -> Any:
         """log|det W| for every vector on the last axis of x, shape `(batch, ...)`; −∞ for a singular W."""
         x = self._tensor(x, "log_det_jacobian")
-        value = self.once("log_abs_det", lambda: log_abs_det(self.kernel))
+        value = self.once("log_abs_det", lambda: log_abs_det(self.matrix))
         return keras.ops.zeros_like(x[..., 0]) + keras.ops.cast(value, x.dtype)
 
     def certificate(self) -> Certificate:
         """Whether W is invertible as it is now, and its condition."""
         require_built(self, "certificate")
-        return certify_linear(self.kernel)
+        return certify_linear(self.matrix)
 
     def get_config(self) -> dict[str, Any]:
         return {

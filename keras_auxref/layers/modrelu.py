@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from keras_auxref.initializers import PACKAGE
-from keras_auxref.layers._checks import last_axis
+from keras_auxref.layers._checks import as_input, last_axis
 from keras_auxref.ops.recurrence import modrelu
 
 
@@ -43,7 +43,7 @@ class ModReLU(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: d})
 
     def call(self, inputs: Any) -> Any:
-        return modrelu(inputs, self.bias)
+        return modrelu(as_input(self, inputs), self.bias)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape

@@ -5,12 +5,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_auxref import ops
-from keras_auxref.initializers import PACKAGE, Cayley, Henaff, ReflectionOf, UniformFanIn, outside_graphs
+from keras_auxref import initializers, ops
+from keras_auxref.initializers import PACKAGE, UniformFanIn
 from keras_auxref.invertible import Invertible
 from keras_auxref.kernels.certificate import Certificate, not_proven, proven
-from keras_auxref.layers._checks import last_axis, require_built, require_floating
+from keras_auxref.layers._checks import as_input, at_least_float32, last_axis, require_built, require_floating
 from keras_auxref.layers._frozen import Freezable
+from keras_auxref.ops._checks import is_concrete
 from keras_auxref.ops._rows import map_rows
 from keras_auxref.ops.cayley import cayley_inverse
 from keras_auxref.ops.householder_product import householder_matrix, householder_vectors
@@ -18,7 +19,6 @@ from keras_auxref.ops.matrix_exp import matrix_exp_inverse
 
 _TO_MATRIX = {"householder": householder_matrix, "cayley": ops.cayley, "exp": ops.matrix_exp}
 _FROM_MATRIX = {"cayley": cayley_inverse, "exp": matrix_exp_inverse}
-_ORTHOGONAL = (Cayley, Henaff, keras.initializers.Orthogonal, keras.initializers.Identity)
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -35,9 +35,10 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
         map: `"householder"`, `"cayley"` or `"exp"`.
         reflections: The number k of Householder reflections, 1 ≤ k ≤ d; by default d. Only for `"householder"`.
         kernel_initializer: An orthogonal start, U = Q: `initializers.ReflectionOf(Q)` as for `AuxReflection`, an orthogonal
-            array, or an initializer of orthogonal matrices (`initializers.Cayley`, `initializers.Henaff`, Keras' `"orthogonal"`
-            and `"identity"`). The Householder vectors of Q are found by QR. Any other initializer makes the weight itself, of
-            shape (d, k) or (d, d). The default is the paper's: weights U(−1/√d, 1/√d).
+            array, or an initializer of orthogonal matrices (any `initializers.OrthogonalMatrix`, `"cayley"`, `"henaff"`,
+            `"fixed_point_free"`, Keras' `"orthogonal"` and `"identity"`). The Householder vectors of Q are found by QR. Any
+            other initializer makes the weight itself, of shape (d, k) or (d, d). The default is the paper's: weights
+            U(−1/√d, 1/√d).
         kernel_regularizer: Keras regularizer for the weight.
         **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`, …
 
@@ -79,9 +80,7 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
                 raise ValueError(f"`reflections` must be a positive integer. Expected 1 ≤ k ≤ d. Received: {reflections!r}")
             reflections = int(reflections)
         self.map, self.reflections = map, reflections
-        if isinstance(kernel_initializer, np.ndarray) or keras.ops.is_tensor(kernel_initializer):
-            kernel_initializer = ReflectionOf(kernel_initializer)
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.kernel_initializer = initializers.get(kernel_initializer)
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.supports_masking = True
 
@@ -106,19 +105,27 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
         if self.kernel_initializer is None:
             # U(−1/√d, 1/√d) also for k < d columns.
             return keras.ops.transpose(UniformFanIn()((k, d), dtype=dtype))
-        start = self.kernel_initializer
-        if isinstance(start, _ORTHOGONAL):
-            start = ReflectionOf(start)
-        if not isinstance(start, ReflectionOf):
-            return start(shape, dtype=dtype)
-        with outside_graphs():  # a model may be built while its training step is traced
-            q = keras.ops.convert_to_numpy(start.matrix((d, d), dtype))
-        weight = householder_vectors(q, k) if self.map == "householder" else _FROM_MATRIX[self.map](q)
-        return keras.ops.convert_to_tensor(weight, dtype=dtype)
+        start = initializers.orthogonal_start(self.kernel_initializer)
+        if start is not None:
+            q = initializers.orthogonal_matrix(start, d, keras.backend.standardize_dtype(dtype))
+            weight = householder_vectors(q, k) if self.map == "householder" else _FROM_MATRIX[self.map](q)
+            return keras.ops.convert_to_tensor(weight, dtype=dtype)
+        weight = self.kernel_initializer(shape, dtype=dtype)
+        if self.map == "householder" and is_concrete(weight):
+            self._require_nonzero(keras.ops.convert_to_numpy(weight))
+        return weight
+
+    def _require_nonzero(self, vectors: np.ndarray) -> None:
+        """Refuses columns of zero, which are no reflections, have the gradient zero and so never become one."""
+        zeros = int((np.abs(vectors).max(axis=0) == 0).sum())
+        if zeros and len(vectors) > 1:
+            raise ValueError(
+                "Householder vectors of zero never train. Expected a `kernel_initializer` without columns of zero. Received: "
+                f"{zeros} of {vectors.shape[1]} columns are zero, from {type(self.kernel_initializer).__name__}"
+            )
 
     def call(self, inputs: Any) -> Any:
-        require_floating(self, inputs.dtype)
-        return self._apply(inputs, inverse=False)
+        return self._apply(as_input(self, inputs), inverse=False)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape
@@ -127,7 +134,7 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
     def matrix(self) -> Any:
         """U as a tensor of shape (d, d), computed from the trainable weight."""
         require_built(self, "matrix")
-        return self.once("matrix", lambda: _TO_MATRIX[self.map](keras.ops.convert_to_tensor(self.kernel)))
+        return self.once("matrix", lambda: _TO_MATRIX[self.map](at_least_float32(self.kernel)))
 
     def inverse(self, y: Any) -> Any:
         """x = Uᵀy, with U x = y."""
@@ -160,7 +167,7 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
     def _apply(self, x: Any, inverse: bool) -> Any:
         if self.map == "householder" and not self.is_frozen:
             # The reflections are their own inverses: Uᵀ = H(v_k)…H(v₁).
-            v = keras.ops.convert_to_tensor(self.kernel)
+            v = at_least_float32(self.kernel)
             return ops.householder_product(keras.ops.flip(v, axis=1) if inverse else v, x)
         u = keras.ops.cast(self.matrix, x.dtype)
         return map_rows(lambda rows: keras.ops.matmul(rows, u if inverse else keras.ops.transpose(u)), x)

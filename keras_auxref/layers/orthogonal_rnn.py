@@ -5,9 +5,11 @@ from typing import Any
 import keras
 
 from keras_auxref.initializers import PACKAGE
+from keras_auxref.layers._checks import as_input
 from keras_auxref.layers.modrelu import ModReLU
 from keras_auxref.layers.orthogonal_rnn_cell import OrthogonalRNNCell
 from keras_auxref.ops.recurrence import ACTIVATIONS, recurrence
+from keras_auxref.typing import Shape
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -36,7 +38,8 @@ class OrthogonalRNN(keras.layers.RNN):
 
     Call arguments:
         sequences: Tensor of shape `(batch, time, features)`.
-        initial_state: A state, or a list of it, instead of the layer's own first state.
+        initial_state: A state, or a list of it, instead of the layer's own first state. A layer whose first call has one holds no
+            trained state, and starts from zero where a later call has none.
         mask: Boolean tensor of shape `(batch, time)`. A masked step keeps the state.
         training: Whether to apply dropout.
 
@@ -114,8 +117,13 @@ class OrthogonalRNN(keras.layers.RNN):
         """The size of the state."""
         return self.cell.units
 
+    def build(self, sequences_shape: Shape, initial_state_shape: Shape = None) -> None:
+        # A first state that is given leaves a trained one without gradient.
+        self.cell.holds_initial_state = initial_state_shape is None
+        super().build(sequences_shape, initial_state_shape)
+
     def call(self, sequences: Any, initial_state: Any = None, mask: Any = None, training: bool = False) -> Any:
-        return super().call(sequences, initial_state=initial_state, mask=mask, training=training)
+        return super().call(as_input(self, sequences), initial_state=initial_state, mask=mask, training=training)
 
     def inner_loop(self, sequences: Any, initial_state: Any, mask: Any, training: bool = False) -> Any:
         cell = self.cell

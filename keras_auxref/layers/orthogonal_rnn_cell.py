@@ -8,16 +8,15 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_auxref import ops
-from keras_auxref.initializers import PACKAGE, Cayley, Henaff, ReflectionOf
-from keras_auxref.layers._checks import last_axis, require_floating
+from keras_auxref import initializers, ops
+from keras_auxref.initializers import PACKAGE, Cayley, ReflectionOf
+from keras_auxref.layers._checks import as_input, last_axis, require_floating
 from keras_auxref.layers.aux_reflection import AuxReflection
 from keras_auxref.layers.modrelu import ModReLU
-from keras_auxref.layers.orthogonal_dense import _ORTHOGONAL, OrthogonalDense
+from keras_auxref.layers.orthogonal_dense import OrthogonalDense
 from keras_auxref.ops._rows import map_rows
 
 _TRANSITIONS = ("aux", "cayley", "exp", "householder")
-_STARTS = {"cayley": Cayley, "henaff": Henaff}
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -42,7 +41,8 @@ class OrthogonalRNNCell(keras.layers.SimpleRNNCell):
         use_bias: Whether to add b.
         kernel_initializer: Keras initializer for V.
         recurrent_initializer: The orthogonal matrix that T starts as: `"cayley"` (expRNN, the default), `"henaff"`, another
-            initializer of orthogonal matrices, or an array; aux starts there by W = I − U, Householder by QR. Any other
+            initializer of orthogonal matrices (see `OrthogonalDense`), or an array; aux starts there by W = I − U, Householder by
+            QR. Any other
             initializer makes the weights themselves. Fewer than n reflections cannot start there: their default is that of
             `OrthogonalDense`.
         bias_initializer: Keras initializer for b.
@@ -105,6 +105,7 @@ class OrthogonalRNNCell(keras.layers.SimpleRNNCell):
         require_floating(self, self.compute_dtype)
         self.transition, self.reflections = transition, reflections
         self.train_initial_state = bool(train_initial_state)
+        self.holds_initial_state = True
         self._activation_name = activation if activation == "modrelu" else None
         if self._activation_name:
             activation = ModReLU(dtype=self.dtype_policy, name="modrelu")
@@ -117,17 +118,15 @@ class OrthogonalRNNCell(keras.layers.SimpleRNNCell):
         if start is None:
             fewer = self.reflections is not None and self.reflections < self.units
             return None if fewer else Cayley()
-        if isinstance(start, str) and start in _STARTS:
-            return _STARTS[start]()
-        if isinstance(start, np.ndarray) or keras.ops.is_tensor(start):
-            return ReflectionOf(start)
-        return keras.initializers.get(start)
+        return initializers.get(start)
 
     def _make_transition(self) -> Any:
         start = self.recurrent_initializer
         arguments = {"kernel_regularizer": self.recurrent_regularizer, "dtype": self.dtype_policy, "name": "transition"}
         if self.transition == "aux":
-            return AuxReflection(kernel_initializer=ReflectionOf(start) if isinstance(start, _ORTHOGONAL) else start, **arguments)
+            # Also for Keras' "identity", which for the layer alone means W.
+            is_orthogonal = initializers.orthogonal_start(start) is start is not None
+            return AuxReflection(kernel_initializer=ReflectionOf(start) if is_orthogonal else start, **arguments)
         return OrthogonalDense(self.transition, self.reflections, kernel_initializer=start, **arguments)
 
     def build(self, input_shape: Any) -> None:
@@ -149,7 +148,7 @@ class OrthogonalRNNCell(keras.layers.SimpleRNNCell):
                 constraint=self.bias_constraint,
             )
         self.initial_state = None
-        if self.train_initial_state:
+        if self.train_initial_state and self.holds_initial_state:
             limit = math.sqrt(1.5 / self.units)
             uniform = keras.initializers.RandomUniform(-limit, limit)
             self.initial_state = self.add_weight(name="initial_state", shape=(self.units,), initializer=uniform)
@@ -160,7 +159,7 @@ class OrthogonalRNNCell(keras.layers.SimpleRNNCell):
     def call(self, inputs: Any, states: Any, training: bool = False) -> Any:
         h = states[0] if isinstance(states, list | tuple) else states
         if self._hoisted is None:
-            kernel, x = self.transition_kernel(), self.project(self.drop(inputs, training))
+            kernel, x = self.transition_kernel(), self.project(self.drop(as_input(self, inputs), training))
         else:
             kernel, x = self._hoisted, inputs
         mask = self.get_recurrent_dropout_mask(h)

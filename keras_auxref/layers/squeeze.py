@@ -7,6 +7,7 @@ import keras
 from keras_auxref.initializers import PACKAGE
 from keras_auxref.invertible import Invertible
 from keras_auxref.kernels.certificate import Certificate, proven
+from keras_auxref.layers._checks import as_input
 from keras_auxref.ops._squeeze import checked_factor, squeeze, squeezed_shape, unsqueeze, unsqueezed_shape
 
 
@@ -45,7 +46,7 @@ class Squeeze(Invertible, keras.layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         self.compute_output_shape(inputs.shape)
-        return squeeze(inputs, self.factor)
+        return squeeze(as_input(self, inputs), self.factor)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return squeezed_shape(input_shape, self.factor, type(self).__name__)

@@ -177,7 +177,7 @@ def test_zero_rows_and_one_dimension(rng):
         (lambda: AuxReflection().build((4,)), r"Expected shape \(batch, ..., d\). Received: \(4,\)"),
         (lambda: AuxReflection().build((2, None)), r"known last axis.*Received: \(2, None\)"),
         (lambda: AuxReflection(dtype="int32"), "floating-point dtype. Received: int32"),
-        (lambda: AuxReflection()(np.ones((2, 3), int)), "floating-point dtype. Received: int64"),
+        (lambda: AuxReflection()(np.ones((2, 3), complex)), "Expected floats or integers. Received: complex128"),
         (lambda: AuxReflection().inverse(np.ones((1, 2))), "has not been built"),
         (lambda: AuxReflection().kernel, "has not been built"),
     ],
@@ -234,3 +234,33 @@ def test_forward_and_log_det_are_the_two_at_once(rng, kernel):
     y, log_det = layer.forward_and_log_det(layer(x))
     np.testing.assert_allclose(y, layer(layer(x)), rtol=1e-12)
     np.testing.assert_allclose(log_det, layer.log_det_jacobian(layer(x)), rtol=1e-12)
+
+
+def test_a_frozen_layer_keeps_its_branch(rng):
+    """As BatchNormalization keeps its statistics."""
+    layer = AuxReflection(track_branch=True)
+    x = rng.normal(size=(64, 4)).astype("float32")
+    layer(x, training=True)
+    before = layer.branch.numpy()
+    layer.trainable = False
+    layer(x, training=True)
+    layer.forward_and_log_det(x, training=True)
+    model = keras.Sequential([keras.Input((4,)), layer, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(x, x[:, :1], verbose=0)
+    assert layer.branch.numpy() == before
+    layer.trainable = True
+    layer(x, training=True)
+    assert layer.branch.numpy() != before
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_constraints_hold_after_a_step(rng, tmp_path, kernel):
+    model = keras.Sequential([keras.Input((4,)), AuxReflection(kernel, kernel_constraint=keras.constraints.MaxNorm(0.5))])
+    model.compile(keras.optimizers.SGD(10.0), "mse")
+    x = rng.normal(size=(8, 4)).astype("float32")
+    model.fit(x, x[:, ::-1], verbose=0)
+    for weight in model.trainable_weights:
+        assert np.linalg.norm(weight, axis=0).max() < 0.5 + 1e-5
+    model.save(tmp_path / "m.keras")
+    assert keras.models.load_model(tmp_path / "m.keras").layers[0].kernel_constraint.max_value == 0.5

@@ -322,3 +322,18 @@ def test_errors() -> None:
         OrthogonalRNN(4, "svd")
     with pytest.raises(ValueError, match="expected ndim=3"):
         OrthogonalRNN(4)(random(2, 3))
+
+
+def test_a_given_first_state_leaves_no_weight_without_gradient(rng, tmp_path, recwarn):
+    x, h = rng.normal(size=(4, 5, 3)).astype("float32"), rng.normal(size=(4, 6)).astype("float32")
+    inputs, state = keras.Input((5, 3)), keras.Input((6,))
+    layer = OrthogonalRNN(6)
+    model = keras.Model([inputs, state], layer(inputs, initial_state=state))
+    assert layer.cell.initial_state is None
+    model.compile("sgd", "mse")
+    model.fit([x, h], h, verbose=0)
+    assert not [warning for warning in recwarn if "Gradients do not exist" in str(warning.message)]
+    model.save(tmp_path / "m.keras")
+    np.testing.assert_array_equal(keras.models.load_model(tmp_path / "m.keras")([x, h]), model([x, h]))
+    np.testing.assert_array_equal(layer(x), layer(x, initial_state=np.zeros((4, 6), "float32")))
+    assert OrthogonalRNN.from_config(layer.get_config()).cell.train_initial_state
