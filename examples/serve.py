@@ -8,9 +8,10 @@ Each folder holds a SavedModel per version, `digits/1/`, `digits/2/`, …, as `k
 TensorFlow Serving reads them; the highest is served. A replica is a process with every model in it. One that dies is started
 again while the others answer. SIGTERM or Ctrl-C stop the server after the requests that it is working on.
 
-The engine is KServe's model server, through `pip install 'keras-auxref[serve]'`; the models need TensorFlow and nothing else.
-There is no encryption and no password: only programs on this machine reach it, unless --host says otherwise. docs/serving.md has
-the rest.
+A SavedModel is a program: to load one is to run it. Serve only models whose origin you trust.
+
+It takes Starlette and uvicorn, `pip install 'keras-auxref[serve]'`, and TensorFlow; the models need nothing else. There is no
+encryption and no password: only programs on this machine reach it, unless --host says otherwise. docs/serving.md has the rest.
 """
 
 # The engine and TensorFlow are imported where they are used: they take seconds, and a wrong argument should not.
@@ -18,6 +19,7 @@ import argparse
 import importlib.util
 import multiprocessing
 import os
+import re
 import socket
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -49,6 +51,8 @@ def check(args: argparse.Namespace) -> None:
     if len(set(names)) < len(names):
         raise ModelError(f"Expected folders of different names, received {', '.join(names)}.")
     for folder in folders:
+        if not re.fullmatch(r"[^/:{}]+", folder.name):
+            raise ModelError(f"Expected names without any of / : {{ }}, which paths are made of, received {folder.name!r}.")
         latest_version(folder)
     args.folders = folders
     try:
@@ -56,8 +60,8 @@ def check(args: argparse.Namespace) -> None:
             pass
     except (OSError, OverflowError) as error:
         raise ModelError(f"Expected a free address, received {args.host}:{args.port}: {error}.") from error
-    if importlib.util.find_spec("kserve") is None:
-        raise ModelError("Serving needs KServe's model server: pip install 'keras-auxref[serve]'.")
+    if not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
+        raise ModelError("Serving needs Starlette and uvicorn: pip install 'keras-auxref[serve]'.")
 
 
 def run() -> None:
@@ -71,7 +75,7 @@ def run() -> None:
     # Every model is loaded once in a process of its own, which takes TensorFlow's memory with it, while the engine is imported.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent) as pool:
         described = pool.submit(describe, args.folders)
-        from common.serving_kserve import serve
+        from common.serving_app import serve
 
         models = described.result()
     for model in models:

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from common.serving_cost import most_parts, parts
+
 DTYPES = {
     "float16": "DT_HALF",
     "float32": "DT_FLOAT",
@@ -82,8 +84,11 @@ class Request:
     rows: bool
 
 
-def parse(body: bytes, signatures: Mapping[str, Signature], max_batch: int) -> Request:
+def parse(body: bytes | bytearray, signatures: Mapping[str, Signature], max_batch: int) -> Request:
     """Read a request for one of `signatures`, of at most `max_batch` rows, or raise a `RequestError`."""
+    most = most_parts((signature.inputs.values() for signature in signatures.values()), max_batch)
+    if (received := parts(body)) > most:
+        raise RequestError(f"Expected at most {most} values, lists and objects for {max_batch} rows, received {received}.")
     try:
         content = json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -46,13 +46,18 @@ class Server:
             self._ready += [(int(pid), time.perf_counter()) for pid in READY.findall(line)]
 
     def wait_ready(self, count: int, seconds: float = 120) -> float:
-        """Wait until `count` replicas have started, dead ones included; returns the moment of the last."""
+        """Wait until `count` replicas have started, dead ones included, and the port is open; returns the moment of the last."""
         end = time.perf_counter() + seconds
-        while len(self._ready) < count:
+        while len(self._ready) < count or not self._answers():
             if time.perf_counter() > end or self.process.poll() is not None:
                 raise RuntimeError(f"Expected {count} replicas, {len(self._ready)} started:\n{''.join(self.output[-30:])}")
             time.sleep(0.02)
         return self._ready[count - 1][1]
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            return True
+        return False
 
     def replicas(self) -> list[int]:
         """The process ids of those that are alive."""

@@ -1,7 +1,6 @@
 """Training with `model.fit`, timed and recorded epoch by epoch, and resumed after an interruption."""
 
 import os
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +9,13 @@ from typing import Any
 import keras
 import numpy as np
 
+from common.checkpoints import Checkpoint, remove, restore
 from common.results import Results, Run
 
 Data = tuple[np.ndarray, ...]  # what `fit` takes: (inputs, labels), or (inputs,) for a model that needs no labels
 Measures = Callable[[dict[str, float]], dict[str, float]]
 # Large, because every validation step computes the orthogonal matrices anew.
 VALIDATION_BATCH = 1000
-CHECKPOINT_SECONDS = 30.0
 
 
 def classification(logs: dict[str, float]) -> dict[str, float]:
@@ -59,19 +58,6 @@ class EpochRecorder(keras.callbacks.Callback):
         self.results.save(self.run)
 
 
-class Checkpoint(keras.callbacks.BackupAndRestore):
-    """`BackupAndRestore` that lets epochs of less than `CHECKPOINT_SECONDS` share a checkpoint: to write one takes time too."""
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        super().on_train_begin(logs)
-        self.written = time.perf_counter()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if time.perf_counter() - self.written >= CHECKPOINT_SECONDS:
-            super().on_epoch_end(epoch, logs)
-            self.written = time.perf_counter()
-
-
 def train(
     model: keras.Model,
     data: Data,
@@ -90,7 +76,7 @@ def train(
     save: Path | None = None,
     afterwards: Callable[[], dict[str, Any]] | None = None,
 ) -> None:
-    """Train a compiled model and record it in `results`, going on from the last checkpoint of an unfinished run.
+    """Train a compiled model and record it in `results`, going on from the last readable checkpoint of an unfinished run.
 
     A checkpoint of the model and its optimizer is kept in the folder `checkpoints` during the run and removed at its end.
     Continuing is not bit for bit the uninterrupted run: the order of the images starts anew. With `steps_per_epoch` an epoch is
@@ -98,7 +84,7 @@ def train(
     becomes `run.measurements`, and the run counts as finished only then.
     """
     if not run.curves:
-        shutil.rmtree(checkpoints, ignore_errors=True)
+        remove(checkpoints)
     # Keras cuts the epoch short in which it comes to the end of arrays, so that steps are counted on data without an end.
     feed = {"x": _endless(data, batch_size), "shuffle": False} if steps_per_epoch else _arrays(data, batch_size)
     _warm_up(model, data, batch_size, feed if steps_per_epoch else None)
@@ -106,11 +92,12 @@ def train(
         **feed,
         validation_data=validation,
         epochs=epochs,
+        initial_epoch=restore(model, checkpoints),
         steps_per_epoch=steps_per_epoch,
         validation_batch_size=validation_batch,
         verbose=verbose,
         # The record is written before the checkpoint, so that it never has an epoch less.
-        callbacks=[EpochRecorder(run, results, measures), Checkpoint(checkpoints, delete_checkpoint=False), *callbacks],
+        callbacks=[EpochRecorder(run, results, measures), Checkpoint(checkpoints), *callbacks],
     )
     if save:
         save_model(model, save)
@@ -118,7 +105,7 @@ def train(
         run.measurements = afterwards()
     run.finished = True
     results.save(run)
-    shutil.rmtree(checkpoints, ignore_errors=True)
+    remove(checkpoints)
 
 
 def save_model(model: keras.Model, path: Path) -> None:

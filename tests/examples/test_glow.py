@@ -6,7 +6,7 @@ import keras
 import matplotlib.image
 import numpy as np
 import pytest
-from common import flows, galleries, training
+from common import checkpoints, flows, galleries, training
 from common.flows import Pictures
 from common.results import Results, Run
 
@@ -174,7 +174,7 @@ class Interrupt(keras.callbacks.Callback):
 
 
 def test_flow_continues_with_its_steps_and_scales(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr(checkpoints, "SECONDS", 0)
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path, Run("conv", 0, seed=0), callbacks=(Interrupt(),))
     stopped = Results(tmp_path / "r.json", "test", {}, {}, resume=True).find("conv", 0)
@@ -189,7 +189,7 @@ def test_flow_continues_with_its_steps_and_scales(tmp_path, monkeypatch):
 
 
 def test_a_run_is_finished_only_when_it_is_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr(checkpoints, "SECONDS", 0)
 
     def interrupted():
         raise KeyboardInterrupt

@@ -9,7 +9,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 import rnn
-from common import data, plotting, sequences, training
+from common import checkpoints, data, plotting, sequences, training
 from common.results import Results, Run
 
 SMALL = ("--hidden", "8", "--epochs", "2", "--runs", "1", "--verbose", "2")
@@ -155,7 +155,7 @@ class Interrupt(keras.callbacks.Callback):
 
 
 def test_both_optimizers_are_in_the_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr(checkpoints, "SECONDS", 0)
     x = sequences.adding(5, 32, 8)
 
     def start(run, callbacks=()):

@@ -1,10 +1,13 @@
 """Serving: the SavedModels, the client against a server of a few lines, and the real server. The protocol: test_serving.py."""
 
+import argparse
+import contextlib
 import http.client
 import importlib.util
 import json
 import math
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -16,6 +19,7 @@ from pathlib import Path
 import client
 import numpy as np
 import pytest
+import serve
 import tensorflow as tf
 from common import serving
 from common.serving import RequestError, Tensor
@@ -222,13 +226,18 @@ def test_serve_refuses_at_once_what_cannot_be_served(example, folders, tmp_path)
             assert "Traceback" not in done.stderr
 
 
-@pytest.mark.skipif(importlib.util.find_spec("kserve") is not None, reason="the engine is installed")
-def test_serve_says_how_to_install_the_engine(example, folders):
+@pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
+def test_serve_says_what_to_install(folders, missing, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    done = example("serve.py", *map(str, folders), "--port", str(port))
-    assert done.returncode == 1
-    assert done.stderr.strip().splitlines()[-1] == "Serving needs KServe's model server: pip install 'keras-auxref[serve]'."
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else name)
+    with pytest.raises(ModelError, match=r"Starlette and uvicorn: pip install 'keras-auxref\[serve\]'"):
+        serve.check(argparse.Namespace(folders=list(folders), host="127.0.0.1", port=port))
+
+
+def test_a_name_that_would_be_part_of_a_path_is_refused(folders):
+    with pytest.raises(ModelError, match=r"received 'a\{b\}'"):
+        serve.check(argparse.Namespace(folders=[folders[0].with_name("a{b}")], host="127.0.0.1", port=1))
 
 
 def test_documentation_names_every_option(example):
@@ -258,7 +267,7 @@ class Caller:
 
 @pytest.mark.slow
 def test_the_whole_server(folders, example, tmp_path):
-    pytest.importorskip("kserve", reason="the engine is not installed: pip install 'keras-auxref[serve]'")
+    pytest.importorskip("uvicorn", reason="pip install 'keras-auxref[serve]'")
     from common.serving_process import Server
 
     options = ("--max-batch", "16", "--max-megabytes", "1")
@@ -321,6 +330,15 @@ def test_the_whole_server(folders, example, tmp_path):
         listening = {c.laddr for c in psutil.net_connections("inet") if c.status == "LISTEN" and c.laddr.port == server.port}
         assert {address.ip for address in listening} == {"127.0.0.1"}
 
+        # Those who keep connections open without a request shut nobody out.
+        room = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 200
+        with contextlib.ExitStack() as stack:
+            for _ in range(min(1400, room)):
+                slow = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+                slow.sendall(b"POST / HTTP/1.1\r\nX: ")
+            for _ in range(20):
+                assert call(predict, {"instances": x})[0] == 200
+
         # A killed replica is replaced, and the other answers meanwhile.
         before = server.replicas()
         assert len(before) == 2
@@ -339,18 +357,18 @@ def test_the_whole_server(folders, example, tmp_path):
 
 @pytest.mark.slow
 def test_replicas_end_with_a_killed_parent(folders):
-    pytest.importorskip("kserve", reason="the engine is not installed: pip install 'keras-auxref[serve]'")
+    pytest.importorskip("uvicorn", reason="pip install 'keras-auxref[serve]'")
     from common.serving_process import Server
 
-    with Server(folders[:1], replicas=1) as server:
-        server.wait_ready(1)
+    with Server(folders[:1], replicas=2) as server:
+        server.wait_ready(2)
         server.stop(signal.SIGKILL)
         assert server.left(15) == []
 
 
 @pytest.mark.slow
 def test_benchmark(folders, tmp_path):
-    pytest.importorskip("kserve", reason="the engine is not installed: pip install 'keras-auxref[serve]'")
+    pytest.importorskip("uvicorn", reason="pip install 'keras-auxref[serve]'")
     command = [
         sys.executable,
         str(ROOT / "benchmarks" / "serving.py"),

@@ -3,7 +3,7 @@ import time
 import keras
 import numpy as np
 import pytest
-from common import plotting, training
+from common import checkpoints, plotting, training
 from common.results import Results, Run
 
 
@@ -50,7 +50,7 @@ def test_records_every_epoch_and_leaves_no_checkpoint(tmp_path):
 
 
 def test_continues_after_the_last_epoch(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr(checkpoints, "SECONDS", 0)
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path, Run("aux", 0, seed=0), callbacks=(Interrupt(),))
     results = Results(tmp_path / "r.json", "test", {}, {}, resume=True)
@@ -75,7 +75,7 @@ def test_repeats_epochs_without_a_checkpoint(tmp_path):
 
 
 def test_a_new_run_ignores_an_old_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr(checkpoints, "SECONDS", 0)
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path, Run("aux", 0, seed=0), callbacks=(Interrupt(),))
     _, results = start(tmp_path, Run("aux", 0, seed=0))
