@@ -1,7 +1,6 @@
 """What is in an exported model: its signatures and, for a flow, a picture of samples."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ import tensorflow as tf
 
 from keras_auxref.serving.versions import versions
 
+_MOST_SAMPLES = 10_000
 _PIXELS = 96  # an image is enlarged to about this size, by whole factors
 
 
@@ -93,10 +93,11 @@ def mosaic(images: np.ndarray) -> np.ndarray:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command `python -m keras_auxref.show`."""
+    """The command `python -m keras_auxref.show`. What cannot be done is told in a sentence, with exit code 2."""
     parser = argparse.ArgumentParser(
         prog="python -m keras_auxref.show",
-        description="Print the signatures of an exported model; for a flow, also write a PNG of samples.",
+        description="Print the signatures of an exported model; for a flow, also write a PNG of samples. "
+        "A SavedModel is a program, and to load one is to run it: show only models whose origin you trust.",
     )
     parser.add_argument("path", type=Path, help="folder of versions, or of one version")
     parser.add_argument("--output", type=Path, metavar="PNG", help="picture of samples (default: NAME-samples.png)")
@@ -104,13 +105,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same samples (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.7, help="below 1: more typical (default: %(default)s)")
     args = parser.parse_args(arguments)
-    if args.samples < 0:
-        parser.error(f"argument --samples: expected a whole number of at least 0, received {args.samples}")
+    if not 0 <= args.samples <= _MOST_SAMPLES:
+        parser.error(f"argument --samples: expected a whole number from 0 to {_MOST_SAMPLES}, received {args.samples}")
+    if not -(2**63) <= args.seed < 2**63:
+        parser.error(f"argument --seed: expected a whole number of 64 bits, received {args.seed}")
+    if not 0 <= args.temperature < np.inf:
+        parser.error(f"argument --temperature: expected a number of at least 0, received {args.temperature:g}")
+    if args.output is not None and args.output.is_dir():
+        parser.error(f"argument --output: expected a file, received a folder: {args.output}")
     try:
         folder = find_version(args.path)
+        loaded = tf.saved_model.load(str(folder))
     except FileNotFoundError as error:
-        sys.exit(str(error))
-    loaded = tf.saved_model.load(str(folder))
+        parser.error(str(error))
+    except (OSError, ValueError, tf.errors.OpError) as error:
+        parser.error(f"Expected a SavedModel. Received one that does not load, {folder}: {str(error).strip().splitlines()[-1]}")
     name = args.path.resolve().name if folder != args.path else folder.resolve().parent.name
     size = folder_size(folder) / 1e6
     print(f"{name}, version {folder.resolve().name}: {size:.2f} MB, written by TensorFlow {loaded.tensorflow_version}")
@@ -119,7 +128,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for arrow, lines in (("←", table.inputs), ("→", table.outputs)):
             for line in lines:
                 print(f"    {arrow} {line}")
-    if "sample" in loaded.signatures and args.samples:
+    if args.samples and _can_sample(loaded):
         output = args.output or Path(f"{name}-samples.png")
-        draw_samples(loaded, output, args.samples, args.seed, args.temperature)
+        try:
+            draw_samples(loaded, output, args.samples, args.seed, args.temperature)
+        except OSError as error:
+            parser.error(f"argument --output: expected a file that can be written, received {output}: {error.strerror}")
         print(f"\n{args.samples} samples at temperature {args.temperature:g}, seed {args.seed}: {output}")
+
+
+def _can_sample(loaded: Any) -> bool:
+    """Whether there is a signature `sample` like that of a flow: others may mean anything by the name."""
+    if "sample" not in loaded.signatures:
+        return False
+    sample = loaded.signatures["sample"]
+    images = sample.structured_outputs.get("images")
+    inputs = set(sample.structured_input_signature[1])
+    return inputs == {"n", "seed", "temperature"} and images is not None and images.shape.rank == 4

@@ -1,4 +1,5 @@
-import subprocess
+import os
+import runpy
 import sys
 
 import keras
@@ -46,11 +47,55 @@ def test_a_classifier_has_no_picture(tmp_path, monkeypatch, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_as_a_command(tmp_path):
-    done = subprocess.run([sys.executable, "-m", "keras_auxref.show", "nothing"], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert "Expected a SavedModel, or a folder with numbered versions of one. Received: nothing" in done.stderr
+def refusal(capsys, *arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(list(map(str, arguments)))
+    assert caught.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_wrong_arguments_get_a_sentence(flow, tmp_path, capsys):
+    broken = tmp_path / "broken" / "1"
+    broken.mkdir(parents=True)
+    (broken / "saved_model.pb").write_bytes(b"not a model")
+    (tmp_path / "file").write_text("")
+    for arguments, expected in (
+        (["nothing"], "Expected a SavedModel, or a folder with numbered versions of one. Received: nothing"),
+        ([broken.parent], "Expected a SavedModel. Received one that does not load"),
+        ([tmp_path / "file"], "Expected a SavedModel, or a folder"),
+        ([flow, "--samples", "-1"], "expected a whole number from 0 to 10000, received -1"),
+        ([flow, "--samples", str(2**40)], "from 0 to 10000"),
+        ([flow, "--seed", str(2**63)], "expected a whole number of 64 bits"),
+        ([flow, "--temperature", "-1"], "expected a number of at least 0, received -1"),
+        ([flow, "--temperature", "nan"], "received nan"),
+        ([flow, "--output", tmp_path], "expected a file, received a folder"),
+        ([flow, "--output", tmp_path / "file" / "a.png"], "expected a file that can be written"),
+    ):
+        assert expected in refusal(capsys, *arguments)
+
+
+def test_help_says_that_a_model_is_a_program(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "to load one is to run it" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_signature_of_the_same_name_is_not_taken_for_a_flow(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    module = tf.Module()
+    module.sample = tf.function(lambda x: {"y": x}, input_signature=[tf.TensorSpec([None], tf.float32, name="x")])
+    tf.saved_model.save(module, str(tmp_path / "other" / "1"), {"sample": module.sample})
+    main(["other"])
+    assert "← x: (batch) float32" in capsys.readouterr().out
+    assert os.listdir(tmp_path) == ["other"]
+
+
+def test_as_a_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["show", str(tmp_path / "nothing")])
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_module("keras_auxref.show", run_name="__main__")
+    assert caught.value.code == 2
+    assert "usage: python -m keras_auxref.show" in capsys.readouterr().err
 
 
 def test_find_version(flow):
