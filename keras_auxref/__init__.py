@@ -7,6 +7,7 @@ import importlib
 from typing import Any
 
 from keras_auxref import initializers, kernels, ops
+from keras_auxref._keras import register_later
 from keras_auxref.invertible import Invertible, register_bijector
 from keras_auxref.layers import AuxReflection, OrthogonalDense, OrthogonalRNN, OrthogonalRNNCell, SVDDense
 
@@ -33,6 +34,7 @@ def _bijector_of(layer: Invertible, **kwargs: Any) -> Any:
 
 
 register_bijector(_bijector_of)
+register_later("keras_auxref.flows", "Glow", "Logit", "MultiScale", "Warmup")
 
 
 def __getattr__(name: str) -> Any:

@@ -2,17 +2,15 @@
 
 import math
 import random
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_auxref._keras import PACKAGE, outside_graphs
 from keras_auxref.ops._checks import HALF, check_orthogonal
 from keras_auxref.typing import Shape, Tensor
-
-PACKAGE = "keras_auxref"
 
 
 def _square(shape: Shape, name: str) -> int:
@@ -24,15 +22,6 @@ def _square(shape: Shape, name: str) -> int:
 
 def _floating(dtype: Any) -> str:
     return keras.backend.standardize_dtype(dtype or keras.config.floatx())
-
-
-def outside_graphs() -> AbstractContextManager[Any]:
-    """The scope in which initial values are numbers and not nodes of the graph being traced."""
-    if keras.backend.backend() != "tensorflow":
-        return nullcontext()
-    import tensorflow as tf
-
-    return tf.init_scope()
 
 
 @keras.saving.register_keras_serializable(PACKAGE)

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "keras_auxref"
 FLOORS = {
     "typing": 0,
+    "_keras": 0,
     "ops": 1,
     "initializers": 2,
     "kernels": 3,
@@ -59,6 +60,40 @@ def test_nothing_imports_upwards():
                 if floor is not None and target is not None and (target > floor or (room, parts[1]) in BESIDE):
                     wrong.append(f"{path.name} imports {name}")
     assert wrong == []
+
+
+def test_models_load_after_importing_the_package_and_nothing_else(tmp_path):
+    import numpy as np
+
+    model = keras_auxref.Glow((4, 4, 1), levels=1, steps=1, hidden=4)
+    images = np.random.default_rng(0).integers(0, 256, (8, 4, 4, 1), dtype="uint8")
+    model.fit(images, verbose=0)
+    model.save(tmp_path / "flow.keras")
+    code = f"""
+import sys
+import keras, keras_auxref
+print("keras_auxref.flows" in sys.modules)
+model = keras.models.load_model({str(tmp_path / "flow.keras")!r})
+print(type(model).__name__, type(model.optimizer).__name__, int(model.optimizer.iterations))
+"""
+    assert _run(code) == ["False", "Glow", type(model.optimizer).__name__, "1"]
+
+
+def test_every_class_is_registered_by_importing_the_package():
+    names = """
+import keras
+mine = lambda: {name for name in keras.saving.get_custom_objects() if name.startswith("keras_auxref>")}
+import keras_auxref
+before = mine()
+import importlib, pkgutil
+for module in pkgutil.walk_packages(keras_auxref.__path__, "keras_auxref."):
+    if not module.name.endswith(("show", "__main__")):
+        importlib.import_module(module.name)
+print(len(before), *(mine() - before))
+"""
+    found = _run(names)
+    assert int(found[0]) > 15
+    assert found[1:] == []
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])

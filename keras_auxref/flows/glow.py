@@ -8,13 +8,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_auxref._keras import PACKAGE
 from keras_auxref.flows import images as image_data
 from keras_auxref.flows.diagnostics import Branches, branches
 from keras_auxref.flows.mixing import check_mixing, supports_xla
 from keras_auxref.flows.multi_scale import MultiScale
 from keras_auxref.flows.preprocessing import as_fractions, dequantise
 from keras_auxref.flows.warmup import Warmup
-from keras_auxref.initializers import PACKAGE
 from keras_auxref.kernels import Certificate
 from keras_auxref.ops._checks import require_tensorflow
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import keras
 
+from keras_auxref._keras import PACKAGE
 from keras_auxref.flows.mixing import build_mixing, check_mixing
 from keras_auxref.flows.preprocessing import Logit
-from keras_auxref.initializers import PACKAGE
 from keras_auxref.invertible import Invertible
 from keras_auxref.layers import ActNorm, AffineCoupling, AuxReflection, Squeeze
 

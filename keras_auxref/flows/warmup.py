@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_auxref.initializers import PACKAGE
+from keras_auxref._keras import PACKAGE
 
 
 @keras.saving.register_keras_serializable(PACKAGE)

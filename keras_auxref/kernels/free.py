@@ -4,7 +4,8 @@ from typing import Any
 
 import keras
 
-from keras_auxref.initializers import PACKAGE, ReflectionOf, UniformFanIn, orthogonal_start
+from keras_auxref._keras import PACKAGE
+from keras_auxref.initializers import ReflectionOf, UniformFanIn, orthogonal_start
 from keras_auxref.kernels.base import Kernel
 from keras_auxref.typing import Tensor
 

@@ -6,7 +6,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_auxref.initializers import PACKAGE, orthogonal_matrix, orthogonal_start
+from keras_auxref._keras import PACKAGE
+from keras_auxref.initializers import orthogonal_matrix, orthogonal_start
 from keras_auxref.kernels.base import Kernel
 from keras_auxref.kernels.norms import shrink_to
 from keras_auxref.typing import Tensor

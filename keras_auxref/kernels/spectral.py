@@ -5,7 +5,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_auxref.initializers import PACKAGE, OrthogonalMatrix, ReflectionOf, UniformFanIn
+from keras_auxref._keras import PACKAGE
+from keras_auxref.initializers import OrthogonalMatrix, ReflectionOf, UniformFanIn
 from keras_auxref.kernels.base import Kernel
 from keras_auxref.kernels.norms import top_eigenvalue
 from keras_auxref.typing import Tensor

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from keras_auxref.initializers import outside_graphs
+from keras_auxref._keras import outside_graphs
 
 
 @dataclass

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_auxref.initializers import PACKAGE
+from keras_auxref._keras import PACKAGE
 from keras_auxref.invertible import Invertible
 from keras_auxref.kernels.certificate import Certificate, not_proven, proven
 from keras_auxref.layers._checks import as_input, last_axis, require_built, require_floating

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from keras_auxref import initializers, kernels, ops
-from keras_auxref.initializers import PACKAGE, outside_graphs
+from keras_auxref._keras import PACKAGE, outside_graphs
 from keras_auxref.invertible import Invertible
 from keras_auxref.kernels import Certificate
 from keras_auxref.layers._checks import as_input, at_least_float32, last_axis, require_built, require_floating

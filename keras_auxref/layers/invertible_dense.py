@@ -5,7 +5,8 @@ from typing import Any
 import keras
 
 from keras_auxref import initializers
-from keras_auxref.initializers import PACKAGE, ReflectionOf, outside_graphs
+from keras_auxref._keras import PACKAGE, outside_graphs
+from keras_auxref.initializers import ReflectionOf
 from keras_auxref.invertible import Invertible
 from keras_auxref.kernels.certificate import Certificate, certify_linear
 from keras_auxref.layers._checks import as_input, last_axis, require_built, require_floating

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_auxref.initializers import PACKAGE
+from keras_auxref._keras import PACKAGE
 from keras_auxref.layers._checks import as_input, last_axis
 from keras_auxref.ops.recurrence import modrelu
 

@@ -6,7 +6,8 @@ import keras
 import numpy as np
 
 from keras_auxref import initializers, ops
-from keras_auxref.initializers import PACKAGE, UniformFanIn
+from keras_auxref._keras import PACKAGE
+from keras_auxref.initializers import UniformFanIn
 from keras_auxref.invertible import Invertible
 from keras_auxref.kernels.certificate import Certificate, not_proven, proven
 from keras_auxref.layers._checks import as_input, at_least_float32, last_axis, require_built, require_floating

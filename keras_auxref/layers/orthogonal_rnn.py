@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_auxref.initializers import PACKAGE
+from keras_auxref._keras import PACKAGE
 from keras_auxref.layers._checks import as_input
 from keras_auxref.layers.modrelu import ModReLU
 from keras_auxref.layers.orthogonal_rnn_cell import OrthogonalRNNCell

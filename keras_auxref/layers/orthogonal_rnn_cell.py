@@ -9,7 +9,8 @@ import keras
 import numpy as np
 
 from keras_auxref import initializers, ops
-from keras_auxref.initializers import PACKAGE, Cayley, ReflectionOf
+from keras_auxref._keras import PACKAGE
+from keras_auxref.initializers import Cayley, ReflectionOf
 from keras_auxref.layers._checks import as_input, last_axis, require_floating
 from keras_auxref.layers.aux_reflection import AuxReflection
 from keras_auxref.layers.modrelu import ModReLU

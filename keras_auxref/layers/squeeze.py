@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_auxref.initializers import PACKAGE
+from keras_auxref._keras import PACKAGE
 from keras_auxref.invertible import Invertible
 from keras_auxref.kernels.certificate import Certificate, proven
 from keras_auxref.layers._checks import as_input

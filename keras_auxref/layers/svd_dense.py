@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_auxref.initializers import PACKAGE
+from keras_auxref._keras import PACKAGE
 from keras_auxref.layers._checks import last_axis, require_built
 from keras_auxref.layers.aux_reflection import AuxReflection
 from keras_auxref.layers.orthogonal_dense import OrthogonalDense
