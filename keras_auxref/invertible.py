@@ -25,6 +25,8 @@ class Invertible:
     event_ndims: int = 1
     cheap_log_det: bool = False
     """True where `forward_and_log_det` costs hardly more than `call`: a bijector then always asks for both."""
+    constant_jacobian: bool = False
+    """True where ∂y/∂x does not depend on x: a linear map, a shift, a permutation."""
     built: bool
     compute_dtype: str
     name: str

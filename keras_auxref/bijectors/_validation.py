@@ -1,16 +1,32 @@
-"""What `validate_args=True` means for an inverse."""
+"""What is proven of a bijector, and what `validate_args=True` means for its inverse."""
 
 from typing import Any
 
 import tensorflow as tf
 
 from keras_auxref import ops
+from keras_auxref.kernels import Certificate
 
 
 def certified(w: Any, symmetric: bool | None) -> tf.Tensor:
     """Whether f(x) = H(Wx) x is proven to have one preimage for every vector: a scalar boolean tensor, also inside graphs."""
     w = tf.convert_to_tensor(w)
     return ops.inverse_with_info(tf.zeros((1, w.shape[0]), w.dtype), w, symmetric=symmetric).certified
+
+
+def weakest(members: list[Certificate]) -> Certificate:
+    """What holds for all members of a batch: the certificate of the first without proof, or of the worst condition."""
+    if len(members) == 1:
+        return members[0]
+    index = max(range(len(members)), key=lambda i: (not members[i].invertible, members[i].condition, -i))
+    worst = members[index]
+    brackets = [member.bracket for member in members]
+    return Certificate(
+        worst.invertible,
+        worst.condition,
+        (min(low for low, _ in brackets), max(high for _, high in brackets)),
+        f"Member {index} of {len(members)}: {worst.reason}",
+    )
 
 
 def checked_inverse(x: tf.Tensor, y: tf.Tensor, bijector: Any, proven: list[tf.Tensor]) -> tf.Tensor:

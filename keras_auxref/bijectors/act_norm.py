@@ -5,17 +5,19 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from keras_auxref.bijectors._base import FreshBijector, reference, require_one_dtype, require_rank
-from keras_auxref.ops._affine import affine, affine_inverse, channel_log_det, standardization
+from keras_auxref.bijectors._base import reference, require_event, require_one_dtype
+from keras_auxref.bijectors._batch import batch_shape
+from keras_auxref.bijectors._cache import CompositeBijector
+from keras_auxref.ops._affine import affine, affine_inverse, standardization
 from keras_auxref.ops._checks import check_finite
 
 
-class ActNorm(FreshBijector):
+class ActNorm(CompositeBijector):
     """y = (x + shift)·exp(log_scale) for every channel of the last axis, log|det ∂y/∂x| = Σ log_scale.
 
     Args:
-        shift: Tensor or variable of shape `(d,)`.
-        log_scale: Tensor or variable of shape `(d,)`.
+        shift: Tensor or variable of shape `(..., d)`.
+        log_scale: Tensor or variable of shape `(..., d)`. The axes before the last one are a batch, and broadcast.
         validate_args: As in every TFP bijector; there is nothing to check here.
         name: Name of the bijector.
 
@@ -33,17 +35,19 @@ class ActNorm(FreshBijector):
         parameters = dict(locals())
         with tf.name_scope(name) as name:
             self._shift, self._log_scale = reference(shift, "shift"), reference(log_scale, "log_scale")
-            require_rank(self._shift, 1, "shift", "(d,)")
-            require_rank(self._log_scale, 1, "log_scale", "(d,)")
-            if self._shift.shape != self._log_scale.shape:
+            given = {"shift": self._shift, "log_scale": self._log_scale}
+            for key, value in given.items():
+                require_event(value, 1, key, "(..., d)")
+            if self._shift.shape[-1] != self._log_scale.shape[-1]:
                 raise ValueError(
-                    f"`shift` and `log_scale` must have one shape. Expected {tuple(self._shift.shape)} for both. "
+                    f"`shift` and `log_scale` must have one last axis. Expected (..., {self._shift.shape[-1]}) for both. "
                     f"Received: log_scale {tuple(self._log_scale.shape)}"
                 )
+            batch_shape(given, 1)
             super().__init__(
                 forward_min_event_ndims=1,
                 is_constant_jacobian=True,
-                dtype=require_one_dtype(shift=self._shift, log_scale=self._log_scale),
+                dtype=require_one_dtype(**given),
                 validate_args=validate_args,
                 parameters=parameters,
                 name=name,
@@ -86,7 +90,8 @@ class ActNorm(FreshBijector):
         return affine_inverse(y, tf.convert_to_tensor(self._shift), tf.convert_to_tensor(self._log_scale))
 
     def _forward_log_det_jacobian(self, x: tf.Tensor) -> tf.Tensor:
-        return channel_log_det(x, tf.convert_to_tensor(self._log_scale))
+        # x[..., 0]·0 would carry the NaN and infinities of x over.
+        return tf.zeros_like(x[..., 0]) + tf.reduce_sum(tf.convert_to_tensor(self._log_scale), axis=-1)
 
 
 def _statistics(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

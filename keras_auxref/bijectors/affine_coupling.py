@@ -5,7 +5,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_auxref.bijectors._base import FreshBijector, on_events
+from keras_auxref.bijectors._base import on_events
+from keras_auxref.bijectors._cache import FreshBijector
 from keras_auxref.ops._coupling import build_network, checked_bound, couple, coupling_log_det, coupling_sizes, uncouple
 
 

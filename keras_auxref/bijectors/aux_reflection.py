@@ -6,11 +6,13 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from keras_auxref import kernels, ops
-from keras_auxref.bijectors._base import FreshBijector, reference, require_one_dtype, require_rank
-from keras_auxref.bijectors._validation import certified, checked_inverse
+from keras_auxref.bijectors._base import reference, require_event, require_one_dtype, square_shape
+from keras_auxref.bijectors._batch import batch_shape, for_members, on_members
+from keras_auxref.bijectors._cache import CompositeBijector
+from keras_auxref.bijectors._validation import certified, checked_inverse, weakest
 
 
-class AuxReflection(FreshBijector):
+class AuxReflection(CompositeBijector):
     """y = f(x) = H(Wx) x on the last axis.
 
     The inverse solves one scalar equation per vector, and the log-determinant factors W once per batch; see `ops.inverse` and
@@ -19,9 +21,9 @@ class AuxReflection(FreshBijector):
     other W the inverse returns one of the preimages, and a density is one only on that branch.
 
     Args:
-        w: Tensor or variable: W itself, of shape `(d, d)`. With another kernel than `"free"`, its weights: the one matrix if it
-            has only one (V for `"spectral"`), else a dict of tensors or variables with the names of
-            `kernels.Kernel.initial_weights`.
+        w: Tensor or variable: W itself, of shape `(..., d, d)`, a batch of matrices. With another kernel than `"free"`, its
+            weights: the one matrix if it has only one (V for `"spectral"`), else a dict of tensors or variables with the names
+            of `kernels.Kernel.weight_names`, whose batches broadcast.
         kernel: How `w` becomes W: a name, a `kernels.Kernel`, or None for W itself.
         symmetric: True promises W = Wᵀ; by default what the kernel promises.
         near: The c = 2 uᵀx/‖u‖², u = W x, of the data, to choose among the preimages of an uncertified W. See `ops.inverse`.
@@ -50,14 +52,23 @@ class AuxReflection(FreshBijector):
         parameters = dict(locals())
         with tf.name_scope(name) as name:
             self._parametrization = self._no_dependency(kernels.get("free" if kernel is None else kernel))
-            self._w = {key: reference(value, key) for key, value in _named(w, self._parametrization).items()}
-            for key, value in self._w.items():
-                require_rank(value, 2, key, "(d, d)")
-            self._symmetric = symmetric if symmetric is not None else (True if self._parametrization.symmetric else None)
+            self._lone = not isinstance(w, dict)
+            self._weights = _named(w, self._parametrization)
+            given = {"w" if self._lone else f"w[{key!r}]": value for key, value in self._weights.items()}
+            for key, value in given.items():
+                require_event(value, 2, key, "(..., d, d)", square=True)
+            if len({value.shape[-1] for value in given.values()}) > 1:
+                shapes = {key: tuple(value.shape) for key, value in given.items()}
+                raise ValueError(
+                    f"The matrices of `w` must have one size. Expected shape (..., d, d) for all. Received: {shapes}"
+                )
+            batch_shape(given, 2)
+            # Not `_symmetric`: TFP looks for the arguments of a bijector under their names, and this may be the kernel's word.
+            self._promise = symmetric if symmetric is not None else (True if self._parametrization.symmetric else None)
             self._near = near
             super().__init__(
                 forward_min_event_ndims=1,
-                dtype=require_one_dtype(**self._w),
+                dtype=require_one_dtype(**given),
                 validate_args=validate_args,
                 parameters=parameters,
                 name=name,
@@ -65,37 +76,58 @@ class AuxReflection(FreshBijector):
 
     @classmethod
     def _parameter_properties(cls, dtype: Any) -> dict[str, Any]:
-        return {"w": tfp.util.ParameterProperties(event_ndims=2)}
+        return {"w": tfp.util.ParameterProperties(event_ndims=_event_ndims, shape_fn=square_shape)}
+
+    @property
+    def w(self) -> Any:
+        """W or the weights of the kernel, as they were given."""
+        weights = dict(self._weights)
+        return next(iter(weights.values())) if self._lone else weights
 
     @property
     def matrix(self) -> tf.Tensor:
-        """W as a tensor of shape (d, d), computed from what was given."""
-        return tf.convert_to_tensor(self._parametrization({key: tf.convert_to_tensor(value) for key, value in self._w.items()}))
+        """W as a tensor of shape (..., d, d), computed from what was given."""
+        weights = {key: tf.convert_to_tensor(value) for key, value in self._weights.items()}
+        if isinstance(self._parametrization, kernels.Free):
+            return weights["kernel"]
+        return for_members(lambda **weights: tf.convert_to_tensor(self._parametrization(weights)), weights, event_ndims=2)
 
     def certificate(self) -> kernels.Certificate:
-        """What is proven about the invertibility of this bijector, as it is now."""
-        return self._parametrization.certificate(self.matrix)
+        """What is proven about the invertibility of this bijector, as it is now; of a batch, about all of its members."""
+        w = self.matrix
+        return weakest([self._parametrization.certificate(one) for one in tf.reshape(w, [-1, *w.shape[-2:]])])
 
     def _forward(self, x: tf.Tensor) -> tf.Tensor:
-        return ops.reflect(x, self.matrix)
+        return self._on_members(ops.reflect, x, self.matrix)
 
     def _inverse(self, y: tf.Tensor) -> tf.Tensor:
         w = self.matrix
-        x = ops.inverse(y, w, symmetric=self._symmetric, near=self._near)
-        return checked_inverse(x, y, self, [certified(w, self._symmetric)]) if self.validate_args else x
+        x = self._on_members(lambda y, w: ops.inverse(y, w, symmetric=self._promise, near=self._near), y, w)
+        if not self.validate_args:
+            return x
+        proven = for_members(lambda w: certified(w, self._promise), {"w": w}, event_ndims=2, dtype=tf.bool)
+        return checked_inverse(x, y, self, [tf.reduce_all(proven)])
 
     def _forward_log_det_jacobian(self, x: tf.Tensor) -> tf.Tensor:
-        return ops.log_det_jacobian(x, self.matrix, symmetric=self._symmetric)
+        return self._on_members(lambda x, w: ops.log_det_jacobian(x, w, symmetric=self._promise), x, self.matrix)
+
+    def _on_members(self, function: Any, x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        return on_members(function, x, {"w": w}, event_ndims=2)
+
+
+def _event_ndims(bijector: AuxReflection, x_event_ndims: int) -> Any:
+    """The axes of `w`, or of every matrix in it, that belong to an event of x."""
+    return tf.nest.map_structure(lambda _: x_event_ndims + 1, bijector.w)
 
 
 def _named(w: Any, kernel: kernels.Kernel) -> dict[str, Any]:
     """The weights of the kernel by name; a lone matrix is the weight of a kernel that has just one."""
-    names = sorted(kernel.initial_weights(2, kernel.default_initializer(), "float32"))
+    names = sorted(kernel.weight_names)
     if not isinstance(w, dict) and len(names) == 1:
-        return {names[0]: w}
+        return {names[0]: reference(w, "w")}
     if not isinstance(w, dict) or sorted(w) != names:
         received = sorted(w) if isinstance(w, dict) else type(w).__name__
         raise ValueError(
             f"`w` must hold the weights of {type(kernel).__name__}. Expected a dict with {names}. Received: {received}"
         )
-    return dict(w)
+    return {key: reference(value, f"w[{key!r}]") for key, value in w.items()}

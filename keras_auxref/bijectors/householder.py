@@ -6,16 +6,18 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from keras_auxref import ops
-from keras_auxref.bijectors._base import FreshBijector, reference, require_rank
+from keras_auxref.bijectors._base import reference, require_event, square_shape
+from keras_auxref.bijectors._batch import on_members
+from keras_auxref.bijectors._cache import CompositeBijector
 
 
-class Householder(FreshBijector):
+class Householder(CompositeBijector):
     """y = H(v₁)…H(v_k) x on the last axis, x = H(v_k)…H(v₁) y, log|det ∂y/∂x| = 0.
 
     All k reflections at once, blocked, never one after the other; a column of zeros is the identity.
 
     Args:
-        v: Tensor or variable of shape `(d, k)`; only the directions of its columns matter.
+        v: Tensor or variable of shape `(..., d, k)`, a batch of matrices; only the directions of their columns matter.
         validate_args: As in every TFP bijector; there is nothing to check here.
         name: Name of the bijector.
 
@@ -29,7 +31,7 @@ class Householder(FreshBijector):
         parameters = dict(locals())
         with tf.name_scope(name) as name:
             self._v = reference(v, "v")
-            require_rank(self._v, 2, "v", "(d, k)")
+            require_event(self._v, 2, "v", "(..., d, k)")
             super().__init__(
                 forward_min_event_ndims=1,
                 is_constant_jacobian=True,
@@ -41,7 +43,8 @@ class Householder(FreshBijector):
 
     @classmethod
     def _parameter_properties(cls, dtype: Any) -> dict[str, Any]:
-        return {"v": tfp.util.ParameterProperties(event_ndims=2)}
+        # d reflections reach every orthogonal map of determinant (−1)ᵈ.
+        return {"v": tfp.util.ParameterProperties(event_ndims=2, shape_fn=square_shape)}
 
     @property
     def v(self) -> Any:
@@ -49,10 +52,14 @@ class Householder(FreshBijector):
         return self._v
 
     def _forward(self, x: tf.Tensor) -> tf.Tensor:
-        return ops.householder_product(tf.convert_to_tensor(self._v), x)
+        return self._apply(x, tf.convert_to_tensor(self._v))
 
     def _inverse(self, y: tf.Tensor) -> tf.Tensor:
-        return ops.householder_product(tf.reverse(tf.convert_to_tensor(self._v), [1]), y)
+        return self._apply(y, tf.reverse(tf.convert_to_tensor(self._v), [-1]))
+
+    def _apply(self, x: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
+        return on_members(lambda x, v: ops.householder_product(v, x), x, {"v": v}, event_ndims=2)
 
     def _forward_log_det_jacobian(self, x: tf.Tensor) -> tf.Tensor:
+        # A constant Jacobian: what the batch of v adds to the shape, broadcasting adds.
         return tf.zeros_like(x[..., 0])

@@ -4,7 +4,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_auxref.bijectors._base import FreshBijector, on_events
+from keras_auxref.bijectors._base import on_events
+from keras_auxref.bijectors._cache import FreshBijector
 from keras_auxref.bijectors._validation import checked_inverse
 from keras_auxref.invertible import Invertible
 
@@ -24,18 +25,30 @@ class LayerBijector(FreshBijector):
     """
 
     def __init__(self, layer: Any, validate_args: bool = False, name: str | None = None) -> None:
+        parameters = dict(locals())
         if not isinstance(layer, Invertible):
             raise ValueError(f"LayerBijector needs an invertible layer. Expected a layer with `Invertible`. Received: {layer!r}")
         super().__init__(
             forward_min_event_ndims=layer.event_ndims,
             inverse_min_event_ndims=layer.inverse_event_ndims,
+            is_constant_jacobian=layer.constant_jacobian,
             dtype=tf.as_dtype(layer.compute_dtype),
             validate_args=validate_args,
+            parameters=parameters,
             name=name or layer.name,
         )
         # Outside of TensorFlow's tracking: a Keras layer is not a tf.Module.
         self._layer = self._no_dependency(layer)
         self._layer_variables = [variable.value for variable in layer.weights]  # type: ignore[attr-defined]
+
+    @classmethod
+    def _parameter_properties(cls, dtype: Any) -> dict[str, Any]:
+        return {}  # no tensor is an argument
+
+    @property
+    def layer(self) -> Any:
+        """The layer that this is a view of."""
+        return self._layer
 
     def _forward(self, x: tf.Tensor) -> tf.Tensor:
         if not self._one_pass():
@@ -60,25 +73,30 @@ class LayerBijector(FreshBijector):
         return on_events(self._layer.log_det_jacobian, x, self._layer.event_ndims)
 
     def _forward_event_shape(self, input_shape: tf.TensorShape) -> tf.TensorShape:
-        return _event_shape(self._layer.compute_output_shape, input_shape)
+        return _event_shape(self._layer.compute_output_shape, input_shape, self.forward_min_event_ndims)
 
     def _inverse_event_shape(self, output_shape: tf.TensorShape) -> tf.TensorShape:
-        return _event_shape(self._layer.inverse_output_shape, output_shape)
+        return _event_shape(self._layer.inverse_output_shape, output_shape, self.inverse_min_event_ndims)
 
     def _forward_event_shape_tensor(self, input_shape: tf.Tensor) -> tf.Tensor:
-        return _event_shape_tensor(self._layer.compute_output_shape, input_shape)
+        return _event_shape_tensor(self._layer.compute_output_shape, input_shape, self.forward_min_event_ndims)
 
     def _inverse_event_shape_tensor(self, output_shape: tf.Tensor) -> tf.Tensor:
-        return _event_shape_tensor(self._layer.inverse_output_shape, output_shape)
+        return _event_shape_tensor(self._layer.inverse_output_shape, output_shape, self.inverse_min_event_ndims)
 
 
-def _event_shape(function: Any, shape: tf.TensorShape) -> tf.TensorShape:
+def _event_shape(function: Any, shape: tf.TensorShape, event_ndims: int) -> tf.TensorShape:
+    """What a layer makes of a shape; axes before its own event stay as they are."""
     if shape.rank is None:
         return tf.TensorShape(None)
-    return tf.TensorShape(function((None, *shape))[1:])
+    if shape.rank < event_ndims:
+        raise ValueError(f"Expected the shape of an event of {event_ndims} axes or more. Received: {tuple(shape)}")
+    lead, event = shape[: shape.rank - event_ndims], shape[shape.rank - event_ndims :]
+    return lead.concatenate(function((None, *event))[1:])
 
 
-def _event_shape_tensor(function: Any, shape: tf.Tensor) -> tf.Tensor:
+def _event_shape_tensor(function: Any, shape: tf.Tensor, event_ndims: int) -> tf.Tensor:
     known = tf.get_static_value(shape)
     sizes = tf.unstack(shape) if known is None else [int(size) for size in known]
-    return tf.stack([tf.cast(size, tf.int32) for size in function((None, *sizes))[1:]])
+    lead, event = sizes[: len(sizes) - event_ndims], sizes[len(sizes) - event_ndims :]
+    return tf.stack([tf.cast(size, tf.int32) for size in (*lead, *function((None, *event))[1:])])

@@ -4,11 +4,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_auxref.bijectors._base import FreshBijector
+from keras_auxref.bijectors._cache import CompositeBijector
 from keras_auxref.ops._squeeze import checked_factor, squeeze, squeezed_shape, unsqueeze, unsqueezed_shape
 
 
-class Squeeze(FreshBijector):
+class Squeeze(CompositeBijector):
     """(..., H, W, C) → (..., H/f, W/f, f²C): every f×f patch of pixels becomes one pixel; log|det ∂y/∂x| = 0.
 
     Args:

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_auxref.initializers import outside_graphs
 from keras_auxref.kernels.certificate import Certificate, certify
 from keras_auxref.ops._checks import is_concrete
 from keras_auxref.typing import Tensor
@@ -15,11 +16,17 @@ class Kernel:
 
     A kernel holds settings, never weights: one instance can serve many layers. A new one is a subclass, registered with
     `keras.saving.register_keras_serializable`, that overrides `default_initializer`, `initial_weights`, `__call__` and,
-    where it has arguments, `get_config`.
+    where it has arguments, `get_config`; `weight_names` where it can say them.
     """
 
     symmetric = False
     """True when W = Wᵀ by construction: log-determinant and inverse then cost less, and compile under XLA."""
+
+    @property
+    def weight_names(self) -> tuple[str, ...]:
+        """The names of the weights. A kernel that states them as an attribute spares the making of initial weights."""
+        with outside_graphs():
+            return tuple(self.initial_weights(2, self.default_initializer(), "float32"))
 
     def default_initializer(self) -> keras.initializers.Initializer:
         """The meaning of `kernel_initializer=None`."""

@@ -19,6 +19,8 @@ class Free(Kernel):
     The exception is Keras' `"identity"`, which is W itself: W = I − I never trains.
     """
 
+    weight_names = ("kernel",)
+
     def default_initializer(self) -> keras.initializers.Initializer:
         return UniformFanIn()
 

@@ -32,6 +32,7 @@ class RelaxedCayley(Kernel):
     """
 
     promises = True
+    weight_names = ("symmetric", "skew")
 
     def __init__(self, margin: float = 0.05, max_skew: float = 50.0) -> None:
         if not 0 < margin <= 1:

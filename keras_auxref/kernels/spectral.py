@@ -28,6 +28,7 @@ class Spectral(Kernel):
 
     symmetric = True
     promises = True
+    weight_names = ("kernel",)
 
     def __init__(self, bound: float = 0.5) -> None:
         if not 0 < bound < 1:

@@ -42,6 +42,8 @@ class ActNorm(Invertible, keras.layers.Layer):
     Reference: Kingma & Dhariwal, "Glow: Generative Flow with Invertible 1×1 Convolutions", NeurIPS 2018.
     """
 
+    constant_jacobian = True
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         require_floating(self, self.compute_dtype)

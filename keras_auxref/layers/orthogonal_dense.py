@@ -59,6 +59,8 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
     Networks with Scaled Cayley Transform", ICML 2018; Lezcano-Casado & Martínez-Rubio, "Cheap Orthogonal Constraints", ICML 2019.
     """
 
+    constant_jacobian = True
+
     def __init__(
         self,
         map: str = "householder",

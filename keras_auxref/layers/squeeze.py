@@ -35,6 +35,7 @@ class Squeeze(Invertible, keras.layers.Layer):
     """
 
     event_ndims = 3
+    constant_jacobian = True
 
     def __init__(self, factor: int = 2, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -76,4 +76,31 @@ CASES = [
     Case("view_coupling_image", _view(layers.AffineCoupling, (2, 3, 2)), (2, 3, 2)),
     Case("view_squeeze", _view(layers.Squeeze, (2, 2, 3)), (2, 2, 3)),
 ]
+
+
+class Batch(NamedTuple):
+    """A constructor from parameters by name; the shape of each, and the size of a vector."""
+
+    name: str
+    make: Callable[..., Any]
+    shapes: dict[str, tuple[int, ...]]
+    d: int
+
+    def parameters(self, rng: np.random.Generator, batch: tuple[int, ...], dtype: str = "float64") -> dict[str, np.ndarray]:
+        """Random ones of any batch shape, not far from the identity, with which W is certified."""
+        values = {name: 0.1 * rng.normal(size=(*batch, *shape)) for name, shape in self.shapes.items()}
+        return {name: (np.eye(*v.shape[-2:]) + v if name == "w" else v).astype(dtype) for name, v in values.items()}
+
+
+def _relaxed_cayley_of(symmetric: Any, skew: Any) -> Any:
+    return bijectors.AuxReflection({"symmetric": symmetric, "skew": skew}, "relaxed_cayley")
+
+
+BATCHES = [
+    Batch("aux", bijectors.AuxReflection, {"w": (3, 3)}, 3),
+    Batch("aux_spectral", lambda w: bijectors.AuxReflection(w, "spectral"), {"w": (3, 3)}, 3),
+    Batch("aux_relaxed_cayley", _relaxed_cayley_of, {"symmetric": (3, 3), "skew": (3, 3)}, 3),
+    Batch("householder", bijectors.Householder, {"v": (3, 2)}, 3),
+    Batch("act_norm", bijectors.ActNorm, {"shift": (3,), "log_scale": (3,)}, 3),
+]
 TRAINABLE = [case for case in CASES if "squeeze" not in case.name]

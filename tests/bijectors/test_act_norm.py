@@ -40,9 +40,9 @@ def test_initialize_assigns_to_the_variables(rng):
 def test_errors():
     with pytest.raises(ValueError, match=r"Expected two `tf.Variable`s"):
         bijectors.ActNorm([0.0], [0.0]).initialize([[1.0]])
-    with pytest.raises(ValueError, match=r"Expected \(2,\) for both. Received: log_scale \(3,\)"):
+    with pytest.raises(ValueError, match=r"Expected \(..., 2\) for both. Received: log_scale \(3,\)"):
         bijectors.ActNorm([0.0, 0.0], [0.0, 0.0, 0.0])
-    with pytest.raises(ValueError, match=r"Expected shape \(d,\). Received: \(\)"):
+    with pytest.raises(ValueError, match=r"`shift` must have 1 axes or more. Expected shape \(..., d\). Received: \(\)"):
         bijectors.ActNorm(0.0, [0.0])
     with pytest.raises(ValueError, match="must be finite"):
         bijectors.ActNorm.from_data([[1.0], [np.nan]])

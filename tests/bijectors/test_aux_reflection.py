@@ -119,22 +119,43 @@ def test_symmetric_is_passed_on(rng, monkeypatch):
     assert seen == [None, True, True, False]
 
 
-def test_parameter_properties_and_batch_shape(rng):
-    assert bijectors.AuxReflection.parameter_properties()["w"].event_ndims == 2
-    weights = {"symmetric": tf.zeros((3, 3)), "skew": tf.zeros((3, 3))}
-    for bijector in (bijectors.AuxReflection(np.eye(3)), bijectors.AuxReflection(weights, "relaxed_cayley")):
-        assert bijector.experimental_batch_shape() == ()
-        assert bijector.experimental_batch_shape_tensor().shape == (0,)
+def test_weights_inside_a_function(rng):
+    """Copying and making one in a graph needs the names of the weights, and no initial weights."""
+    weights = {"symmetric": tf.Variable(rng.normal(size=(3, 3))), "skew": tf.Variable(rng.normal(size=(3, 3)))}
+    bijector, x = bijectors.AuxReflection(weights, "relaxed_cayley"), rng.normal(size=(2, 3))
+
+    @tf.function
+    def function(x):
+        return bijectors.AuxReflection(weights, "relaxed_cayley").forward(x), bijector.copy().forward(x)
+
+    for y in function(x):
+        np.testing.assert_allclose(y, bijector.forward(x), rtol=1e-12)
+
+
+def test_weights_are_there_by_the_name_of_the_argument(rng):
+    w = tf.Variable(rng.normal(size=(3, 3)))
+    assert bijectors.AuxReflection(w, "spectral").w is w
+    weights = {"symmetric": w, "skew": tf.Variable(rng.normal(size=(3, 3)))}
+    given = bijectors.AuxReflection(weights, "relaxed_cayley").w
+    assert {key: value is weights[key] for key, value in given.items()} == {"symmetric": True, "skew": True}
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"w": np.zeros((2, 3, 3))}, r"Expected shape \(d, d\). Received: \(2, 3, 3\)"),
+        ({"w": np.zeros(3)}, r"`w` must have 2 axes or more. Expected shape \(..., d, d\). Received: \(3,\)"),
+        ({"w": np.zeros((2, 3, 4))}, r"`w` must be square. Expected shape \(..., d, d\). Received: \(2, 3, 4\)"),
+        ({"w": np.zeros((3, 4)), "kernel": "spectral"}, r"`w` must be square"),
+        ({"w": {"symmetric": np.eye(3), "skew": np.zeros(3)}, "kernel": "relaxed_cayley"}, r"`w\['skew'\]` must have 2 axes"),
+        ({"w": {"symmetric": np.eye(3), "skew": np.eye(2)}, "kernel": "relaxed_cayley"}, "must have one size"),
+        (
+            {"w": {"symmetric": np.zeros((2, 3, 3)), "skew": np.zeros((4, 3, 3))}, "kernel": "relaxed_cayley"},
+            r"shapes that broadcast before the last 2 axes. Received: w\['symmetric'\] \(2, 3, 3\), w\['skew'\] \(4, 3, 3\)",
+        ),
         ({"w": np.zeros((3, 3)), "kernel": "relaxed_cayley"}, r"Expected a dict with \['skew', 'symmetric'\]. Received: ndarray"),
         ({"w": {"v": np.eye(3)}, "kernel": "spectral"}, r"Expected a dict with \['kernel'\]. Received: \['v'\]"),
         ({"w": np.eye(3), "kernel": "nonsense"}, "Unknown kernel"),
-        ({"w": np.eye(3, dtype=int)}, "floating-point dtype"),
+        ({"w": np.eye(3, dtype=int)}, "`w` must have a floating-point dtype"),
         ({"w": {"symmetric": np.eye(3), "skew": np.eye(3, dtype="float32")}, "kernel": "relaxed_cayley"}, "share one dtype"),
     ],
 )

@@ -152,7 +152,7 @@ def test_inside_a_function_of_unknown_batch(rng, case, jit):
 @every_case
 def test_validate_args_changes_no_value(rng, case):
     bijector = case.make(rng, "float64")
-    checked = bijector._layer.bijector(validate_args=True) if hasattr(bijector, "_layer") else bijector.copy(validate_args=True)
+    checked = bijector.copy(validate_args=True)
     x = _input(rng, case, "float64", 3)
     y = checked.forward(x)
     np.testing.assert_array_equal(y, bijector.forward(tf.identity(x)))

@@ -27,5 +27,5 @@ def test_parameters():
     assert bijectors.Householder.parameter_properties()["v"].event_ndims == 2
     v = tf.Variable(tf.ones((3, 2)))
     assert bijectors.Householder(v).v is v
-    with pytest.raises(ValueError, match=r"Expected shape \(d, k\). Received: \(3,\)"):
+    with pytest.raises(ValueError, match=r"`v` must have 2 axes or more. Expected shape \(..., d, k\). Received: \(3,\)"):
         bijectors.Householder([1.0, 2.0, 3.0])

@@ -247,6 +247,33 @@ def _squeeze():
     return layer
 
 
+def test_event_shapes_with_axes_before_the_event(rng):
+    """Only the last axes are an event of the layer; what comes before stays."""
+    bijector = _flow(rng).bijector()
+    assert bijector.forward_event_shape([7, 2, 4, 3]) == (7, 24)
+    assert bijector.inverse_event_shape([5, 7, 24]) == (5, 7, 2, 4, 3)
+    assert tuple(bijector.forward_event_shape_tensor([7, 2, 4, 3])) == (7, 24)
+    assert tuple(bijector.inverse_event_shape_tensor([7, 24])) == (7, 2, 4, 3)
+    with pytest.raises(ValueError, match=r"an event of 3 axes or more. Received: \(4, 3\)"):
+        bijector.forward_event_shape([4, 3])
+
+
+def test_two_views_of_one_layer_are_equal(rng):
+    layer, other = _layer(), _layer()
+    first, second = layer.bijector(), layer.bijector()
+    assert first == second
+    assert hash(first) == hash(second)
+    assert first.layer is layer
+    assert first != other.bijector()
+    # They share TFP's cache, and neither answers with what the weights were.
+    x = tf.constant(rng.normal(size=(2, 4)), tf.float32)
+    before = first.forward(x)
+    assert second.forward(x) is before
+    layer.weights[-1].assign_add(rng.normal(size=(4, 4)))
+    np.testing.assert_allclose(second.forward(x), layer(x), rtol=1e-6)
+    assert np.abs(second.forward(x) - before).max() > 1e-2
+
+
 def test_refuses_a_layer_without_inverse():
     with pytest.raises(ValueError, match=r"Expected a layer with `Invertible`. Received: <Dense"):
         bijectors.LayerBijector(keras.layers.Dense(3))

@@ -136,6 +136,15 @@ def test_nan_weights_give_nan_and_no_crash_in_a_graph(name):
 
 
 @pytest.mark.parametrize("make", [*GUARANTEED.values(), lambda: kernels.Free()])
+def test_weight_names_are_those_of_the_weights(make):
+    kernel = make()
+    assert kernel.weight_names == tuple(kernel.initial_weights(3, kernel.default_initializer(), "float32"))
+    # What a kernel that does not state them is asked for, also inside of a graph.
+    asked = kernels.Kernel.weight_names.fget
+    assert asked(kernel) == kernel.weight_names
+
+
+@pytest.mark.parametrize("make", [*GUARANTEED.values(), lambda: kernels.Free()])
 def test_serialisation(make):
     kernel = make()
     again = kernels.get(keras.saving.serialize_keras_object(kernel))

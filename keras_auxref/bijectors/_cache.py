@@ -1,0 +1,85 @@
+"""A cache that follows the variables, and the base classes of all bijectors here."""
+
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+
+class FreshBijector(tfp.bijectors.Bijector):
+    """A bijector whose cached values never outlive the values of its variables.
+
+    TFP remembers forward(x), inverse(y) and log-determinants by the identity of the tensor and the hash of the bijector, and
+    answers the next question about the same tensor from memory. With variables that memory goes stale: after an assignment
+    log_prob(x) mixes old log-determinants with new values; under a `tf.GradientTape` a value from before the tape has no
+    gradient, and the result is silently wrong; a value of another graph may not be used at all. So the hash of this bijector
+    covers all three: the values of the variables, the tape and the graph. What log_prob needs of the cache, the second
+    inverse that it saves, still works. Inside a graph an assignment is seen where it consumes the variable; a second tape
+    opened inside a first is not seen.
+    """
+
+    def __hash__(self) -> int:
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        variables = self.variables
+        state = _contents(variables) if graph is None else _writes(graph, variables)
+        return hash((super().__hash__(), id(graph), state, self._tape(graph)))
+
+    def _tape(self, graph: Any) -> int:
+        """A number that changes with the tape that records, 0 where none does."""
+        trainable = self.trainable_variables if _recording() else ()
+        if not trainable:
+            return 0
+        # Setting attributes of a tf.Module makes it track them.
+        memory = self.__dict__.setdefault("_tape_memory", {"number": 0, "probe": None, "graph": None})
+        if memory["probe"] is None or memory["graph"] is not graph or not _recorded(memory["probe"]):
+            # One entry of a variable, read now: what the tape of now has recorded, and no other.
+            memory["probe"] = tf.reshape(tf.convert_to_tensor(trainable[0]), [-1])[:1]
+            memory["graph"] = graph
+            memory["number"] += 1
+        return memory["number"]
+
+
+class CompositeBijector(FreshBijector, tfp.experimental.AutoCompositeTensor):
+    """A bijector whose parameters are all tensors, variables and settings: it may enter and leave a `tf.function` or a loop.
+
+    The counterpart of `tfp.bijectors.AutoCompositeTensorBijector`, which would register the types of its subclasses under the
+    names of TFP's own bijectors: there is a `Householder` in both.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        tfp.experimental.auto_composite_tensor(cls, omit_kwargs=("parameters",), non_identifying_kwargs=("name",))
+
+
+def _contents(variables: Any) -> Any:
+    return tuple(hash(variable.numpy().tobytes()) for variable in variables)
+
+
+def _writes(graph: Any, variables: Any) -> Any:
+    """How many operations of this graph may have written to each variable so far."""
+    inner = {id(outer): placeholder for outer, placeholder in getattr(graph, "captures", [])}
+
+    def writes(handle: Any) -> int:
+        # A variable that came in as an argument has its handle in this graph.
+        handle = handle if getattr(handle, "graph", None) is graph else inner.get(id(handle))
+        return 0 if handle is None else sum(op.type != "ReadVariableOp" for op in handle.consumers())
+
+    return tuple(writes(variable.handle) for variable in variables)
+
+
+def _recording() -> bool:
+    """Whether a tape is active. TensorFlow offers no public question for this; not knowing, assume one."""
+    try:
+        from tensorflow.python.eager import record
+    except ImportError:
+        return True
+    return bool(record.could_possibly_record())
+
+
+def _recorded(tensor: tf.Tensor) -> bool:
+    """Whether an active tape has recorded this tensor. Not knowing, assume not."""
+    try:
+        from tensorflow.python.eager import record
+    except ImportError:
+        return False
+    return bool(record.should_record_backprop([tensor]))
