@@ -4,17 +4,21 @@ import math
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_auxref._keras import PACKAGE
+from keras_auxref.invertible import Invertible
+from keras_auxref.kernels.certificate import Certificate, not_proven, proven
 from keras_auxref.layers._checks import last_axis, require_built
 from keras_auxref.layers.aux_reflection import AuxReflection
 from keras_auxref.layers.orthogonal_dense import OrthogonalDense
+from keras_auxref.typing import Tensor
 
 _START = (0.99, 1.01)
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
-class SVDDense(keras.layers.Layer):
+class SVDDense(Invertible, keras.layers.Layer):
     """A dense layer in the form of its singular value decomposition: y = activation(U Σ Vᵀ x + b).
 
         y = activation(f_U(σ ⊙ f_V(x)) + b)
@@ -27,6 +31,9 @@ class SVDDense(keras.layers.Layer):
         σ = low + (high − low) / (1 + exp(−s))
 
     stays inside them whatever the training does, and s starts where σ is in U(0.99, 1.01) as well.
+
+    Where `units` is d and there is no activation, the layer is invertible as far as its parts are: x = f_V⁻¹(f_U⁻¹(y − b)/σ), with
+    `inverse`, `log_det_jacobian`, `certificate` and `bijector`. With an orthogonal map it condenses into a `Dense` layer.
 
     Args:
         units: Positive integer, the size of the last axis of the output; by default that of the input.
@@ -151,6 +158,96 @@ class SVDDense(keras.layers.Layer):
         low, high = self.singular_bounds
         # Rounding may pass a bound by one unit in the last place.
         return keras.ops.clip(low + (high - low) * keras.ops.sigmoid(s), low, high)
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """x = f_V⁻¹(f_U⁻¹(y − b)/σ). Needs `units` = d and no activation."""
+        self._require_invertible("inverse")
+        y = self._tensor(y, "inverse")
+        y = y if self.bias is None else y - keras.ops.cast(self.bias, y.dtype)
+        return self.v.inverse(self.u.inverse(y) / keras.ops.cast(self.singular_values, y.dtype))
+
+    def log_det_jacobian(self, x: Tensor) -> Tensor:
+        """log|det ∂f_V| + Σ log|σ| + log|det ∂f_U| for every vector on the last axis of x. Needs `units` = d and no activation."""
+        return self.forward_and_log_det(x)[1]
+
+    def forward_and_log_det(self, x: Tensor, training: bool | None = None) -> tuple[Tensor, Tensor]:
+        """(y, log|det ∂y/∂x|). Needs `units` = d and no activation."""
+        self._require_invertible("forward_and_log_det")
+        x, first = self.v.forward_and_log_det(self._tensor(x, "forward_and_log_det"), training=training)
+        sigma = keras.ops.cast(self.singular_values, x.dtype)
+        y, second = self.u.forward_and_log_det(x * sigma, training=training)
+        y = y if self.bias is None else y + keras.ops.cast(self.bias, y.dtype)
+        return y, first + second + keras.ops.sum(keras.ops.log(keras.ops.abs(sigma)))
+
+    def certificate(self) -> Certificate:
+        """Proven where U and V are and no singular value is zero; not proven for other shapes and with an activation."""
+        require_built(self, "certificate")
+        if self._obstacle() is not None:
+            return not_proven(str(self._obstacle()))
+        sigma = keras.ops.convert_to_numpy(keras.ops.cast(self.singular_values, self.compute_dtype)).astype(np.float64)
+        if not (np.isfinite(sigma).all() and (sigma != 0).all()):
+            return not_proven("a singular value is zero or not finite")
+        if self.bias is not None and not np.isfinite(keras.ops.convert_to_numpy(self.bias).astype(np.float64)).all():
+            return not_proven("the bias is not finite")
+        for part in (self.v, self.u):
+            certificate = part.certificate()
+            if not certificate.invertible:
+                return not_proven(f"of {part.name!r}: {certificate.reason.removeprefix('Not proven: ').removesuffix('.')}")
+        condition = float(np.abs(sigma).max() / np.abs(sigma).min())
+        return proven(
+            f"two bijections around singular values of condition {condition:.6g}", math.nan if self.map == "aux" else condition
+        )
+
+    def inverse_parts(self) -> list[Invertible]:
+        return [self.u, self.v]
+
+    def bijector(self, **kwargs: Any) -> Any:
+        """A new TFP bijector over the weights of this layer: a view, never a copy. Needs `units` = d and no activation."""
+        self._require_invertible("bijector")
+        return super().bijector(**kwargs)
+
+    def _obstacle(self) -> str | None:
+        """Why the layer has no inverse, whatever its weights, if so."""
+        d, units = self.v.input_spec.axes[-1], self.u.input_spec.axes[-1]
+        if d != units:
+            return f"a map from {d} to {units} dimensions has no inverse"
+        if self.activation is not keras.activations.linear:
+            return f"the activation {getattr(self.activation, '__name__', self.activation)!r} is not undone"
+        return None
+
+    def _require_invertible(self, name: str) -> None:
+        require_built(self, name)
+        if self._obstacle() is not None:
+            raise NotImplementedError(
+                f"`{name}` needs an invertible layer. Expected `units` equal to the size of the input and no activation. "
+                f"Received: {self._obstacle()}"
+            )
+
+    def condense(self) -> keras.layers.Dense:
+        """A plain `keras.layers.Dense` that computes the same y = activation(U Σ Vᵀ x + b): a copy as it is now, for inference.
+
+        Not for `map="aux"`: auxiliary reflections are not linear, and no matrix computes what they compute.
+        """
+        if self.map == "aux":
+            raise NotImplementedError(
+                "Auxiliary reflections are not linear, so that no Dense layer computes the same. Expected map='householder', "
+                "'cayley' or 'exp'. Received: map='aux'"
+            )
+        require_built(self, "condense")
+        u, v, sigma = (
+            keras.ops.convert_to_numpy(t).astype(np.float64) for t in (self.u.matrix, self.v.matrix, self.singular_values)
+        )
+        kernel = (u[:, : len(sigma)] * sigma) @ v[
+            : len(sigma)
+        ]  # the layer computes σ ⊙ V x, its V is the Vᵀ of the decomposition
+        dense = keras.layers.Dense(
+            len(u), activation=self.activation, use_bias=self.use_bias, dtype=self.dtype_policy, name=self.name
+        )
+        dense.build((None, len(v)))
+        dense.kernel.assign(kernel.T)
+        if self.bias is not None:
+            dense.bias.assign(self.bias)
+        return dense
 
     def get_config(self) -> dict[str, Any]:
         return {

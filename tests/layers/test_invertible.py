@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from keras_auxref.invertible import Invertible
-from keras_auxref.layers import ActNorm, AffineCoupling, AuxReflection, InvertibleDense, OrthogonalDense, Squeeze
+from keras_auxref.layers import ActNorm, AffineCoupling, AuxReflection, InvertibleDense, OrthogonalDense, Squeeze, SVDDense
 from tests.keras_contract import run_layer_test
 from tests.support import relative
 
@@ -18,6 +18,7 @@ CASES = {
     "householder": (OrthogonalDense, {"reflections": 2}, (3, 5)),
     "cayley": (OrthogonalDense, {"map": "cayley"}, (2, 3, 2, 4)),
     "exp": (OrthogonalDense, {"map": "exp"}, (1, 3)),
+    "svd": (SVDDense, {"map": "cayley", "use_bias": True, "singular_bounds": (0.5, 2.0)}, (3, 5)),
     "act_norm": (ActNorm, {}, (4, 3)),
     "act_norm_image": (ActNorm, {}, (2, 3, 5, 1)),
     "dense": (InvertibleDense, {}, (3, 5)),

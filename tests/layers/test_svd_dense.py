@@ -198,3 +198,66 @@ def test_errors_at_build() -> None:
         SVDDense(4, "householder", reflections=5).build((None, 6))
     with pytest.raises(ValueError, match="has not been built"):
         _ = SVDDense().singular_values
+
+
+@pytest.mark.parametrize("units", [3, 6, 9])
+@pytest.mark.parametrize("map", ["householder", "cayley", "exp"])
+def test_condenses_into_a_dense_layer(map: str, units: int) -> None:
+    layer, x = SVDDense(units, map, activation="tanh", use_bias=True, bias_initializer="ones"), random(2, 3, 6)
+    expected = layer(x)
+    dense = layer.condense()
+    assert type(dense) is keras.layers.Dense
+    np.testing.assert_allclose(dense(x), expected, atol=2e-6)
+    layer.singular_weight.assign_add([1.0] * min(6, units))
+    np.testing.assert_allclose(dense(x), expected, atol=2e-6)  # a copy
+
+
+def test_auxiliary_reflections_do_not_condense() -> None:
+    layer = SVDDense()
+    layer.build((None, 3))
+    with pytest.raises(NotImplementedError, match=r"not linear.*Received: map='aux'"):
+        layer.condense()
+
+
+def test_inverts_auxiliary_reflections_on_their_branch() -> None:
+    """Free W near I − Q: certified, and the log-determinant that of automatic differentiation."""
+    layer = SVDDense(map="aux", kernel_initializer=ReflectionOf(-np.eye(4)), use_bias=True, dtype="float64")
+    layer.build((None, 4))
+    for weight in layer.trainable_weights:
+        weight.assign_add(0.05 * np.random.default_rng(0).normal(size=weight.shape))
+    assert layer.certificate().invertible, layer.certificate()
+    x = np.random.default_rng(1).normal(size=(5, 4))
+    y, log_det = layer.forward_and_log_det(x)
+    np.testing.assert_allclose(y, layer(x), atol=1e-12)
+    np.testing.assert_allclose(layer.inverse(y), x, atol=1e-9)
+    for row, expected in zip(x, log_det, strict=True):
+        copies = tf.repeat(row[None], 4, axis=0)
+        with tf.GradientTape() as tape:
+            tape.watch(copies)
+            diagonal = tf.linalg.diag_part(layer(copies))
+        assert float(expected) == pytest.approx(np.linalg.slogdet(tape.gradient(diagonal, copies))[1], abs=1e-9)
+    layer.u.trainable_weights[0].assign(np.random.default_rng(5).normal(size=(4, 4)))
+    assert layer.certificate().reason.startswith("Not proven: of 'u': ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [({"units": 3}, "a map from 4 to 3 dimensions"), ({"activation": "relu"}, "the activation 'relu' is not undone")],
+)
+def test_what_is_not_invertible_says_so(arguments: dict[str, Any], reason: str) -> None:
+    layer = SVDDense(map="exp", **arguments)
+    layer.build((None, 4))
+    for name in ("inverse", "log_det_jacobian", "forward_and_log_det"):
+        with pytest.raises(NotImplementedError, match=reason):
+            getattr(layer, name)(np.ones((1, 4), "float32"))
+    with pytest.raises(NotImplementedError, match=reason):
+        layer.bijector()
+    assert not layer.certificate().invertible
+    assert reason in layer.certificate().reason
+
+
+def test_a_singular_value_of_zero_is_not_certified() -> None:
+    layer = SVDDense(map="exp")
+    layer.build((None, 2))
+    layer.singular_weight.assign([1.0, 0.0])
+    assert "a singular value is zero" in layer.certificate().reason
