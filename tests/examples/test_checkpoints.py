@@ -14,7 +14,7 @@ X, Y = np.random.default_rng(0).normal(size=(8, 4)).astype("float32"), np.zeros(
 def network():
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-    model.compile("adam", "sparse_categorical_crossentropy")
+    model.compile("adam", "sparse_categorical_crossentropy", run_eagerly=True)
     model.optimizer.build(model.trainable_variables)
     return model
 

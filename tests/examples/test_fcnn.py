@@ -10,7 +10,7 @@ import pytest
 TINY = ("--map", "aux", "--map", "householder", "--epochs", "1", "--runs", "1", "--train-size", "64", "--verbose", "2")
 
 
-def test_trains_draws_and_resumes(example, tmp_path):
+def test_trains_draws_and_resumes(example, example_here, tmp_path):
     done = example("fcnn.py", *TINY)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "runs" / "fcnn-digits"
@@ -36,7 +36,7 @@ def test_trains_draws_and_resumes(example, tmp_path):
     assert "ratio to aux" in table
     assert "| aux         |    1 |" in table
 
-    again = example("fcnn.py", *TINY, "--resume")
+    again = example_here("fcnn.py", *TINY, "--resume")
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("finished before") == 2
     assert "Epoch 1/1" not in again.stdout
@@ -44,7 +44,7 @@ def test_trains_draws_and_resumes(example, tmp_path):
 
     export = ("export.py", f"runs/fcnn-digits/{models[1]}", "served/digits")
     for version, options in ((1, ()), (2, ()), (2, ("--overwrite",))):
-        exported = example(*export, *options)
+        exported = example_here(*export, *options)
         assert exported.returncode == 0, exported.stderr
         assert f"served/digits/{version}\n" in exported.stdout
     card = (tmp_path / "served" / "digits" / "README.md").read_text()

@@ -1,4 +1,4 @@
-"""The example as a user runs it, in a process of its own and in an empty folder; then its parts."""
+"""The example as a user runs it, in an empty folder; then its parts."""
 
 import csv
 import json
@@ -16,8 +16,8 @@ SMALL = ("--hidden", "8", "--epochs", "2", "--runs", "1", "--verbose", "2")
 TINY = ("--transition", "aux", "--transition", "householder-1", "--train-size", "64", *SMALL)
 
 
-def test_trains_draws_and_resumes(example, tmp_path):
-    done = example("rnn.py", *TINY)
+def test_trains_draws_and_resumes(example_here, tmp_path):
+    done = example_here("rnn.py", *TINY)
     assert done.returncode == 0, done.stderr
     folder, stem = tmp_path / "runs" / "rnn-digits", "rnn-digits"
     names = [f"{stem}-{name}-0.{kind}" for name in ("aux", "householder-1") for kind in ("csv", "keras")]
@@ -40,16 +40,16 @@ def test_trains_draws_and_resumes(example, tmp_path):
     assert len(np.unique(picture.reshape(-1, picture.shape[-1]), axis=0)) > 100
     assert "| householder-1 |    1 |" in done.stdout
 
-    again = example("rnn.py", *TINY, "--resume")
+    again = example_here("rnn.py", *TINY, "--resume")
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("finished before") == 2
     assert json.loads((folder / f"{stem}.json").read_text()) == content
 
 
 @pytest.mark.parametrize("task", ["copying", "adding"])
-def test_memory_tests(example, tmp_path, task):
+def test_memory_tests(example_here, tmp_path, task):
     options = ("--task", task, "--length", "12", "--steps-per-epoch", "3", "--batch-size", "8", "--transition", "lstm")
-    done = example("rnn.py", *options, "--transition", "aux", *SMALL)
+    done = example_here("rnn.py", *options, "--transition", "aux", *SMALL)
     assert done.returncode == 0, done.stderr
     content = json.loads((tmp_path / "runs" / f"rnn-{task}-12" / f"rnn-{task}-12.json").read_text())
     assert content["dataset"]["length"] == 12
@@ -161,7 +161,7 @@ def test_both_optimizers_are_in_the_checkpoint(tmp_path, monkeypatch):
     def start(run, callbacks=()):
         keras.utils.set_random_seed(0)
         model = rnn.build_model("aux", "adding", x, 4, "cayley")
-        model.compile(rnn.optimizer(1e-3, 1e-4), "mse")
+        model.compile(rnn.optimizer(1e-3, 1e-4), "mse", run_eagerly=True)
         results = Results(tmp_path / "r.json", "rnn", {}, {})
         options = {"epochs": 4, "batch_size": 16, "checkpoints": tmp_path / "c", "verbose": 0, "measures": rnn.losses}
         training.train(model, x.train, x.validation, run, results, callbacks=callbacks, **options)

@@ -1,5 +1,6 @@
 """The models that ship: each loads, is what its card says, and all of them together stay small."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -15,10 +16,10 @@ NAMES = sorted(path.name for path in FOLDER.iterdir() if path.is_dir())
 MOST_BYTES = 15e6
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def load():
     # The functions hold their variables weakly: the model has to live as long as they do.
-    return lambda name: tf.saved_model.load(str(find_version(FOLDER / name)))
+    return functools.cache(lambda name: tf.saved_model.load(str(find_version(FOLDER / name))))
 
 
 def _card(name):
@@ -67,6 +68,7 @@ def test_pixels(load):
     np.testing.assert_array_equal(answer["class"], np.argmax(answer["probabilities"], axis=-1))
 
 
+@pytest.mark.slow
 def test_the_flow_inverts_and_samples(load):
     model = load("mnist-flow")
     flow = model.signatures

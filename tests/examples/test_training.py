@@ -7,10 +7,11 @@ from common import checkpoints, plotting, training
 from common.results import Results, Run
 
 
-def network():
+def network(eagerly=True):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"], run_eagerly=eagerly)  # a dozen steps, which tracing would cost more than
     return model
 
 
@@ -39,7 +40,7 @@ class SlowValidation(keras.callbacks.Callback):
 
 
 def test_records_every_epoch_and_leaves_no_checkpoint(tmp_path):
-    _, results = start(tmp_path, Run("aux", 0, seed=0))
+    _, results = start(tmp_path, Run("aux", 0, seed=0), model=network(eagerly=False))
     (run,) = results.runs()
     assert run.finished
     assert {name: len(curve) for name, curve in run.curves.items()} == dict.fromkeys(
