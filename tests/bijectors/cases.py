@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from keras_auxref import bijectors, layers
@@ -104,3 +105,9 @@ BATCHES = [
     Batch("act_norm", bijectors.ActNorm, {"shift": (3,), "log_scale": (3,)}, 3),
 ]
 TRAINABLE = [case for case in CASES if "squeeze" not in case.name]
+
+
+def traced(case: Case, *values: Any, id: str | None = None) -> Any:
+    """The case for a test that traces the inverse of a general W: what "aux" traces, its twins would only trace again."""
+    twin = case.name in ("aux_relaxed_cayley", "view_aux")
+    return pytest.param(case, *values, marks=[pytest.mark.slow] if twin else [], id=id or case.name)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tests.bijectors.cases import CASES, TRAINABLE, Case
+from tests.bijectors.cases import CASES, TRAINABLE, Case, traced
 from tests.support import relative
 
 tfb, tfd = tfp.bijectors, tfp.distributions
@@ -130,9 +130,7 @@ def _compiled(case):
     return pytest.param(case, True, marks=[pytest.mark.slow] if "aux" in case.name else [], id=f"{case.name}-xla")
 
 
-@pytest.mark.parametrize(
-    ("case", "jit"), [pytest.param(case, False, id=case.name) for case in CASES] + [_compiled(case) for case in CASES]
-)
+@pytest.mark.parametrize(("case", "jit"), [traced(case, False) for case in CASES] + [_compiled(case) for case in CASES])
 def test_inside_a_function_of_unknown_batch(rng, case, jit):
     bijector = case.make(rng, "float64")
 
@@ -169,8 +167,11 @@ def test_a_sample_has_the_density_that_is_computed_afresh(rng, dtype, case, inve
     np.testing.assert_allclose(distribution.log_prob(tf.identity(sample)), log_prob, rtol=20 * _tolerance(dtype))
 
 
-@trainable_case
-@pytest.mark.parametrize(("invert", "graph"), [(False, True), (True, False)])
+@pytest.mark.parametrize(
+    ("case", "invert", "graph"),
+    [traced(case, False, True, id=f"{case.name}-graph") for case in TRAINABLE]
+    + [pytest.param(case, True, False, id=f"{case.name}-inverted") for case in TRAINABLE],
+)
 def test_gradients_reach_the_variables(rng, case, invert, graph):
     """Against central differences along one direction in the space of all variables."""
     bijector = case.make(rng, "float64")
