@@ -41,19 +41,26 @@ def _flow_cases(model, rng):
         "zero": np.zeros((2, D)),
         "far": 5 * rng.normal(size=(2, D)),
     }
-    for case, x in images.items():
-        x = x.astype(dtype)
-        (z, log_det), log_prob = model.encode(x), model.log_prob(x)
-        yield "encode", case, {"images": x}, {"z": z, "log_det": log_det}
-        yield "log_prob", case, {"images": x}, {"log_prob": log_prob}
-        yield "serving_default", case, {"images": x}, {"log_prob": log_prob}
-    for case, z in latent.items():
-        z = z.astype(dtype)
-        yield "decode", case, {"z": z}, {"images": model.decode(z)}
-    for n, seed, temperature in ((3, 1, 0.7), (3, 1, 0.7), (1, -5, 1.0), (2, 2**40, 0.0)):
-        inputs = {"n": np.int32(n), "seed": np.int64(seed), "temperature": np.array(temperature, dtype)}
-        answer = model.sample(n, seed=seed, temperature=temperature)
-        yield "sample", f"{n} {seed} {temperature}", inputs, {"images": answer}
+    # The live model is asked once for all cases: it is traced for every size of batch, which is most of the time here.
+    x, z = (np.concatenate(list(cases.values())).astype(dtype) for cases in (images, latent))
+    (codes, log_dets), log_probs, decoded = model.encode(x), model.log_prob(x), model.decode(z)
+    for case, rows in _rows(images):
+        answer = {"log_prob": log_probs[rows]}
+        yield "encode", case, {"images": x[rows]}, {"z": codes[rows], "log_det": log_dets[rows]}
+        yield "log_prob", case, {"images": x[rows]}, answer
+        yield "serving_default", case, {"images": x[rows]}, answer
+    for case, rows in _rows(latent):
+        yield "decode", case, {"z": z[rows]}, {"images": decoded[rows]}
+    for seed, temperature in ((1, 0.7), (1, 0.7), (-5, 1.0), (2**40, 0.0)):
+        inputs = {"n": np.int32(len(z)), "seed": np.int64(seed), "temperature": np.array(temperature, dtype)}
+        answer = model.sample(len(z), seed=seed, temperature=temperature)
+        yield "sample", f"{seed} {temperature}", inputs, {"images": answer}
+
+
+def _rows(cases):
+    """Where each case is in all of them, one after another."""
+    ends = np.cumsum([len(batch) for batch in cases.values()])
+    return [(name, slice(end - len(batch), end)) for (name, batch), end in zip(cases.items(), ends, strict=True)]
 
 
 def _classifier(maps=("aux", "householder", "cayley", "exp")):
