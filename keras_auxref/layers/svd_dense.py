@@ -32,7 +32,7 @@ class SVDDense(Invertible, keras.layers.Layer):
 
     stays inside them whatever the training does, and s starts where σ is in U(0.99, 1.01) as well.
 
-    Where `units` is d and there is no activation, the layer is invertible as far as its parts are: x = f_V⁻¹(f_U⁻¹(y − b)/σ), with
+    Where `units` is d and there is no activation, the layer is as invertible as its parts: x = f_V⁻¹(f_U⁻¹(y − b)/σ), with
     `inverse`, `log_det_jacobian`, `certificate` and `bijector`. With an orthogonal map it condenses into a `Dense` layer.
 
     Args:
@@ -167,7 +167,7 @@ class SVDDense(Invertible, keras.layers.Layer):
         return self.v.inverse(self.u.inverse(y) / keras.ops.cast(self.singular_values, y.dtype))
 
     def log_det_jacobian(self, x: Tensor) -> Tensor:
-        """log|det ∂f_V| + Σ log|σ| + log|det ∂f_U| for every vector on the last axis of x. Needs `units` = d and no activation."""
+        """log|det ∂f_V| + Σ log|σ| + log|det ∂f_U| for every vector on the last axis of x. Needs what `inverse` needs."""
         return self.forward_and_log_det(x)[1]
 
     def forward_and_log_det(self, x: Tensor, training: bool | None = None) -> tuple[Tensor, Tensor]:
@@ -234,12 +234,9 @@ class SVDDense(Invertible, keras.layers.Layer):
                 "'cayley' or 'exp'. Received: map='aux'"
             )
         require_built(self, "condense")
-        u, v, sigma = (
-            keras.ops.convert_to_numpy(t).astype(np.float64) for t in (self.u.matrix, self.v.matrix, self.singular_values)
-        )
-        kernel = (u[:, : len(sigma)] * sigma) @ v[
-            : len(sigma)
-        ]  # the layer computes σ ⊙ V x, its V is the Vᵀ of the decomposition
+        parts = (self.u.matrix, self.singular_values, self.v.matrix)  # the layer's V is the Vᵀ of the decomposition
+        u, sigma, v = (keras.ops.convert_to_numpy(part).astype(np.float64) for part in parts)
+        kernel = (u[:, : len(sigma)] * sigma) @ v[: len(sigma)]
         dense = keras.layers.Dense(
             len(u), activation=self.activation, use_bias=self.use_bias, dtype=self.dtype_policy, name=self.name
         )
