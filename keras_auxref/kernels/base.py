@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_auxref.initializers import outside_graphs
+from keras_auxref._keras import outside_graphs
 from keras_auxref.kernels.certificate import Certificate, certify
 from keras_auxref.ops._checks import is_concrete
 from keras_auxref.typing import Tensor

@@ -9,7 +9,7 @@ from keras import ops
 from keras_auxref._keras import PACKAGE
 from keras_auxref.initializers import orthogonal_matrix, orthogonal_start
 from keras_auxref.kernels.base import Kernel
-from keras_auxref.kernels.norms import shrink_to
+from keras_auxref.kernels.norms import shrink_to, slack
 from keras_auxref.typing import Tensor
 
 
@@ -49,7 +49,7 @@ class RelaxedCayley(Kernel):
         q = orthogonal_matrix(initializer if start is None else start, d, dtype)
         if np.linalg.slogdet(q)[0] != (-1) ** d:
             q[:, 0] = -q[:, 0]
-        k = _skew_of(q, 0.99 * self.max_skew)
+        k = _skew_of(q, 0.99 * self.max_skew / slack(d) ** 0.5)  # where the bound on ‖K‖₂ does not move the rest
         return {
             "symmetric": ops.zeros((d, d), dtype=dtype),
             "skew": ops.convert_to_tensor(k, dtype=dtype),

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_auxref import AuxReflection, kernels, ops
+from keras_auxref import AuxReflection, initializers, kernels, ops
+from keras_auxref.kernels import norms
 from tests.support import differences, gradients, orthogonal, relative
 
 GUARANTEED = {
@@ -188,3 +189,13 @@ def test_a_kernel_of_ones_own_is_a_registered_subclass_and_nothing_else(rng, tmp
     model.save(tmp_path / "m.keras")
     np.testing.assert_array_equal(keras.models.load_model(tmp_path / "m.keras")(x), model(x))
     assert ops.reflect(x, model.layers[0].kernel).shape == (4, 3)
+
+
+def test_starts_at_its_orthogonal_matrix_also_where_the_norm_is_a_bound(monkeypatch):
+    """K is capped below what the bound could cut: a plane next to the eigenvalue 1 moves, and nothing else."""
+    monkeypatch.setattr(norms, "EXACT_UP_TO", 0)
+    start = initializers.FixedPointFree(seed=2)
+    for max_skew in (50.0, 0.3):
+        layer = _layer(kernels.RelaxedCayley(max_skew=max_skew), 24, "float64", kernel_initializer=start)
+        k = layer.weights[1].numpy()
+        np.testing.assert_allclose(np.linalg.inv(layer.kernel), 0.5 * np.eye(24) + k, atol=1e-8)
