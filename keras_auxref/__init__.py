@@ -9,11 +9,19 @@ from typing import Any
 from keras_auxref import initializers, kernels, ops
 from keras_auxref._keras import register_later
 from keras_auxref.invertible import Invertible, register_bijector
-from keras_auxref.layers import AuxReflection, OrthogonalDense, OrthogonalRNN, OrthogonalRNNCell, SVDDense
+from keras_auxref.layers import (
+    AuxReflection,
+    FactoredReflection,
+    OrthogonalDense,
+    OrthogonalRNN,
+    OrthogonalRNNCell,
+    SVDDense,
+)
 
 __version__ = "0.1.0"
 __all__ = [
     "AuxReflection",
+    "FactoredReflection",
     "Glow",
     "OrthogonalDense",
     "OrthogonalRNN",

@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_auxref import ops
 from keras_auxref.flows.multi_scale import MultiScale
-from keras_auxref.layers import AuxReflection
+from keras_auxref.layers import AuxReflection, FactoredReflection
 
 RETURNED_WITHIN = 1e-3
 
@@ -46,7 +46,7 @@ def branches(flow: MultiScale, images: Any, counted: int, seed: int) -> list[Bra
     found: list[Branches] = []
 
     def visit(layer: Any, x: Any) -> None:
-        if not isinstance(layer, AuxReflection):
+        if not isinstance(layer, AuxReflection | FactoredReflection):
             return
         y = layer(x)
         back = layer.inverse(keras.ops.convert_to_tensor(keras.ops.copy(y)))
@@ -56,6 +56,9 @@ def branches(flow: MultiScale, images: Any, counted: int, seed: int) -> list[Bra
             returned = np.linalg.norm(back - rows, axis=-1) <= RETURNED_WITHIN * length
         chosen = generator.choice(len(rows), size=min(counted, len(rows)), replace=False)
         w = keras.ops.convert_to_numpy(layer.kernel).astype(np.float64)
+        if isinstance(layer, FactoredReflection):  # y = −UVᵀ f(x)
+            u, v = (keras.ops.convert_to_numpy(m).astype(np.float64) for m in (layer.left, layer.right))
+            images_of_rows = -images_of_rows @ u @ v.T
         counts = [len(ops.preimages(y, w)) for y in images_of_rows[chosen]]
         c = _rows(layer.coefficient(x)[..., None])
         certificate = layer.certificate()

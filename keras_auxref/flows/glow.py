@@ -48,10 +48,11 @@ class Glow(keras.Model):
         levels: The number L of levels.
         steps: The number K of steps in each level.
         hidden: Channels of the hidden layers of the coupling networks, C in the paper.
-        mixing: `"aux"`, an auxiliary reflection with free W, started at W = I − Q for a random orthogonal Q; `"aux_spectral"`,
-            the paper's provably invertible one, with a fixed Q before it; `"aux_relaxed_cayley"`, the larger provably
-            invertible family, started at Q; `"householder"`, as many reflections as channels; `"conv"`, Glow's invertible 1×1
-            convolution; `"fixed"`, Q itself. Or a `kernels.Spectral` or `kernels.RelaxedCayley` instance.
+        mixing: `"aux_factored"`, a provably invertible factored reflection, started at a random orthogonal Q;
+            `"aux_factored_right"`, its one-sided form; `"aux"`, an auxiliary reflection with free W, started at W = I − Q;
+            `"aux_spectral"`, the paper's provably invertible one, with a fixed Q before it; `"aux_relaxed_cayley"`, a larger
+            provably invertible family, started at Q; `"householder"`, as many reflections as channels; `"conv"`, Glow's
+            invertible 1×1 convolution; `"fixed"`, Q itself. Or a `kernels.Spectral` or `kernels.RelaxedCayley` instance.
         bits: The number b of bits of a pixel.
         squash: The line of all 2ᵇ values is squashed by this factor about its middle before the logit, which is infinite at
             its ends.
@@ -76,7 +77,7 @@ class Glow(keras.Model):
         levels: int = 3,
         steps: int = 8,
         hidden: int = 64,
-        mixing: Any = "aux",
+        mixing: Any = "aux_factored",
         bits: int = 8,
         squash: float = 0.9,
         seed: int | None = None,

@@ -7,9 +7,17 @@ import keras
 
 from keras_auxref import kernels
 from keras_auxref.initializers import FixedPointFree, ReflectionOf
-from keras_auxref.layers import AuxReflection, InvertibleDense, OrthogonalDense
+from keras_auxref.layers import AuxReflection, FactoredReflection, InvertibleDense, OrthogonalDense
 
 Builder = Callable[[FixedPointFree, dict[str, Any]], list[keras.layers.Layer]]
+
+
+def _aux_factored(start: FixedPointFree, common: dict[str, Any]) -> list[keras.layers.Layer]:
+    return [FactoredReflection(kernel_initializer=start, **common)]
+
+
+def _aux_factored_right(start: FixedPointFree, common: dict[str, Any]) -> list[keras.layers.Layer]:
+    return [FactoredReflection(sides="right", kernel_initializer=start, **common)]
 
 
 def _aux(start: FixedPointFree, common: dict[str, Any]) -> list[keras.layers.Layer]:
@@ -46,6 +54,8 @@ def _fixed(start: FixedPointFree, common: dict[str, Any]) -> list[keras.layers.L
 
 
 _BUILDERS: dict[str, Builder] = {
+    "aux_factored": _aux_factored,
+    "aux_factored_right": _aux_factored_right,
     "aux": _aux,
     "aux_spectral": _aux_spectral,
     "aux_relaxed_cayley": _aux_relaxed_cayley,
@@ -71,6 +81,9 @@ def check_mixing(mixing: Any) -> Any:
 def build_mixing(mixing: Any, seed: int, name: str, dtype: Any) -> list[keras.layers.Layer]:
     """The layers of one mixing, all of them starting as the orthogonal map of the same seed (`aux_spectral`: as its negative).
 
+        aux_factored         U g(Vᵀx), U and V orthogonal, g the reflection of diag(λ), κ < 2, started at UVᵀ = Q, λ = 1:
+                             provably invertible
+        aux_factored_right   g(Vᵀx), the same with U = I: half of the cost
         aux                  f(x) = H(Wx) x, W free, started at I − Q: no guarantee
         aux_spectral         f(Qx), Q fixed, W = I + ½ VVᵀ/σmax(VVᵀ) started at V = I: the paper's provably invertible one
         aux_relaxed_cayley   f(x), W = (S + K)⁻¹ with κ(S) < 2, started at I − Q: provably invertible

@@ -44,7 +44,7 @@ class MultiScale(Invertible, keras.layers.Layer):
         levels: int = 3,
         steps: int = 8,
         hidden: int = 64,
-        mixing: Any = "aux",
+        mixing: Any = "aux_factored",
         squash: float = 0.9,
         seed: int | None = None,
         **kwargs: Any,

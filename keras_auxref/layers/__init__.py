@@ -3,6 +3,7 @@
 from keras_auxref.layers.act_norm import ActNorm
 from keras_auxref.layers.affine_coupling import AffineCoupling
 from keras_auxref.layers.aux_reflection import AuxReflection
+from keras_auxref.layers.factored_reflection import FactoredReflection
 from keras_auxref.layers.invertible_dense import InvertibleDense
 from keras_auxref.layers.modrelu import ModReLU
 from keras_auxref.layers.orthogonal_dense import OrthogonalDense
@@ -15,6 +16,7 @@ __all__ = [
     "ActNorm",
     "AffineCoupling",
     "AuxReflection",
+    "FactoredReflection",
     "InvertibleDense",
     "ModReLU",
     "OrthogonalDense",

@@ -7,9 +7,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_probability as tfp
 
 from keras_auxref import bijectors, layers
-from tests.support import certified
+from tests.support import certified, orthogonal
 
 
 class Case(NamedTuple):
@@ -31,6 +32,12 @@ def _aux(rng: np.random.Generator, dtype: str) -> Any:
 def _relaxed_cayley(rng: np.random.Generator, dtype: str) -> Any:
     weights = {"symmetric": variable(rng, dtype, 4, 4), "skew": variable(rng, dtype, 4, 4)}
     return bijectors.AuxReflection(weights, kernel="relaxed_cayley")
+
+
+def _factored(rng: np.random.Generator, dtype: str) -> Any:
+    u, v = (tf.constant(orthogonal(4, rng), dtype) for _ in range(2))
+    exponents = variable(rng, dtype, 4)
+    return bijectors.FactoredReflection(u, v, tfp.util.DeferredTensor(exponents, lambda r: tf.exp(0.3 * tf.tanh(r))))
 
 
 def _act_norm(rng: np.random.Generator, dtype: str) -> Any:
@@ -63,6 +70,7 @@ CASES = [
     Case("aux", _aux, (4,)),
     Case("aux_spectral", lambda rng, dtype: bijectors.AuxReflection(variable(rng, dtype, 4, 4), "spectral"), (4,)),
     Case("aux_relaxed_cayley", _relaxed_cayley, (4,)),
+    Case("factored", _factored, (4,)),
     Case("householder", lambda rng, dtype: bijectors.Householder(variable(rng, dtype, 5, 3)), (5,)),
     Case("act_norm", _act_norm, (3,)),
     Case("squeeze", lambda rng, dtype: bijectors.Squeeze(), (2, 4, 1)),
@@ -70,6 +78,7 @@ CASES = [
     Case("coupling", _dense_coupling, (5,)),
     Case("coupling_image", _image_coupling, (3, 2, 3)),
     Case("view_aux", _view(layers.AuxReflection, (4,), "relaxed_cayley"), (4,)),
+    Case("view_factored", _view(layers.FactoredReflection, (4,)), (4,)),
     Case("view_orthogonal", _view(layers.OrthogonalDense, (4,), "cayley"), (4,)),
     Case("view_act_norm", _view(layers.ActNorm, (3,)), (3,)),
     Case("view_dense", _view(layers.InvertibleDense, (4,)), (4,)),

@@ -15,7 +15,9 @@ def small(mixing, **kwargs):
     return Glow(SHAPE, levels=1, steps=2, hidden=4, mixing=mixing, seed=1, **kwargs)
 
 
-@pytest.mark.parametrize("mixing", ["aux_spectral", "aux_relaxed_cayley", "householder", "conv", "fixed"])
+@pytest.mark.parametrize(
+    "mixing", ["aux_factored", "aux_factored_right", "aux_spectral", "aux_relaxed_cayley", "householder", "conv", "fixed"]
+)
 def test_mixings_with_a_promise_keep_it_away_from_the_start(mixing):
     certificates = disturb(small(mixing), size=1.0).certificates()
     assert len(certificates) == (4 if mixing == "aux_spectral" else 2)
@@ -48,8 +50,9 @@ def test_a_mixing_that_proves_nothing_is_not_called_invertible():
         model.certificates()
 
 
-def test_branches_of_certified_layers_are_one_to_one():
-    found = disturb(small("aux_relaxed_cayley"), size=0.3).branches(images(3, SHAPE), counted=5)
+@pytest.mark.parametrize("mixing", ["aux_relaxed_cayley", "aux_factored", "aux_factored_right"])
+def test_branches_of_certified_layers_are_one_to_one(mixing):
+    found = disturb(small(mixing), size=0.3).branches(images(3, SHAPE), counted=5)
     assert [b.layer for b in found] == ["level_1_step_1_mixing", "level_1_step_2_mixing"]
     for branch in found:
         assert branch.invertible

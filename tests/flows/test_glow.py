@@ -26,7 +26,7 @@ def gradients(count, shape=(8, 8, 3), seed=0):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("float64", 1e-9)])
-@pytest.mark.parametrize("mixing", ["aux", pytest.param("aux_relaxed_cayley", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mixing", ["aux", "aux_factored", pytest.param("aux_relaxed_cayley", marks=pytest.mark.slow)])
 def test_log_prob_is_that_of_a_brute_force_jacobian(mixing, dtype, tolerance):
     model = disturb(small(mixing, dtype=dtype))
     x = tf.constant(np.random.default_rng(0).uniform(size=(2, *SHAPE)), dtype)
@@ -40,9 +40,10 @@ def test_log_prob_is_that_of_a_brute_force_jacobian(mixing, dtype, tolerance):
     np.testing.assert_allclose(model.decode(tf.identity(z)), x, atol=tolerance)
 
 
-def test_density_of_a_certified_flow_integrates_to_one():
+@pytest.mark.parametrize("mixing", ["aux_relaxed_cayley", "aux_factored"])
+def test_density_of_a_certified_flow_integrates_to_one(mixing):
     # Two pixels of one channel have 4 entries: importance sampling with a uniform proposal over images settles it.
-    model = disturb(small("aux_relaxed_cayley", (2, 2, 1), levels=1, dtype="float64"), size=0.2)
+    model = disturb(small(mixing, (2, 2, 1), levels=1, dtype="float64"), size=0.2)
     width = 256 / 255 / 0.9  # of the support of every pixel, about ½
     x = 0.5 + width * np.random.default_rng(0).uniform(-0.5, 0.5, size=(200_000, 2, 2, 1))
     density = np.exp(model.log_prob(x).numpy()) * width**4
@@ -50,7 +51,9 @@ def test_density_of_a_certified_flow_integrates_to_one():
     assert density.std() / len(x) ** 0.5 < 0.05
 
 
-@pytest.mark.parametrize("mixing", [pytest.param(m, marks=[] if m == "aux" else pytest.mark.slow) for m in MIXINGS])
+@pytest.mark.parametrize(
+    "mixing", [pytest.param(m, marks=[] if m in ("aux", "aux_factored") else pytest.mark.slow) for m in MIXINGS]
+)
 def test_fit_learns_and_still_inverts(mixing):
     keras.utils.set_random_seed(0)
     model, x = small(mixing, (8, 8, 3), hidden=16), gradients(256)
@@ -251,8 +254,16 @@ def test_distribution_and_bijector_are_views():
     assert all(g is not None for g in found)
 
 
-def test_xla_where_it_is_supported():
-    model = small("aux_spectral")
+def test_default_is_proven_and_supports_xla():
+    model = Glow(SHAPE, levels=1, steps=1, hidden=4)
+    assert model.mixing == "aux_factored"
+    assert model.supports_jit
+    assert all(certificate.invertible for certificate in disturb(model, size=3.0).certificates().values())
+
+
+@pytest.mark.parametrize("mixing", ["aux_spectral", "aux_factored"])
+def test_xla_where_it_is_supported(mixing):
+    model = small(mixing)
     model.compile(optimizer=Glow.optimizer(), jit_compile=True)
     assert np.isfinite(model.fit(images(8, SHAPE), batch_size=4, verbose=0).history["loss"]).all()
     assert not small("aux").supports_jit

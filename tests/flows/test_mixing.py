@@ -34,6 +34,8 @@ def test_only_what_should_train_is_trainable():
             layer.build((None, 4))
         trainable[mixing] = [sum(int(np.prod(v.shape)) for v in layer.trainable_variables) for layer in layers]
     assert trainable == {
+        "aux_factored": [36],
+        "aux_factored_right": [20],
         "aux": [16],
         "aux_spectral": [0, 16],
         "aux_relaxed_cayley": [32],
@@ -55,6 +57,8 @@ def test_names_are_checked():
 
 def test_xla_is_for_mixings_that_it_can_factor():
     assert {mixing: supports_xla(mixing) for mixing in MIXINGS} == {
+        "aux_factored": True,
+        "aux_factored_right": True,
         "aux": False,
         "aux_spectral": True,
         "aux_relaxed_cayley": False,

@@ -8,13 +8,26 @@ import pytest
 import tensorflow as tf
 
 from keras_auxref.invertible import Invertible
-from keras_auxref.layers import ActNorm, AffineCoupling, AuxReflection, InvertibleDense, OrthogonalDense, Squeeze, SVDDense
+from keras_auxref.layers import (
+    ActNorm,
+    AffineCoupling,
+    AuxReflection,
+    FactoredReflection,
+    InvertibleDense,
+    OrthogonalDense,
+    Squeeze,
+    SVDDense,
+)
 from tests.keras_contract import run_layer_test
 from tests.support import relative
 
 CASES = {
     "aux_spectral": (AuxReflection, {"kernel": "spectral"}, (3, 5)),
     "aux_relaxed_cayley": (AuxReflection, {"kernel": "relaxed_cayley"}, (2, 3, 4)),
+    "factored": (FactoredReflection, {}, (2, 3, 4)),
+    "factored_cayley": (FactoredReflection, {"map": "cayley", "margin": 0.4}, (3, 5)),
+    "factored_left": (FactoredReflection, {"sides": "left"}, (2, 3, 3, 4)),
+    "factored_right": (FactoredReflection, {"map": "exp", "sides": "right"}, (2, 3)),
     "householder": (OrthogonalDense, {"reflections": 2}, (3, 5)),
     "cayley": (OrthogonalDense, {"map": "cayley"}, (2, 3, 2, 4)),
     "exp": (OrthogonalDense, {"map": "exp"}, (1, 3)),
@@ -181,7 +194,9 @@ def test_bijector_is_a_new_view(rng, name):
     assert len(bijector.trainable_variables) == len(layer.trainable_weights)
 
 
-@pytest.mark.parametrize("layer_class", [ActNorm, AffineCoupling, InvertibleDense, OrthogonalDense, AuxReflection])
+@pytest.mark.parametrize(
+    "layer_class", [ActNorm, AffineCoupling, InvertibleDense, OrthogonalDense, AuxReflection, FactoredReflection]
+)
 def test_needs_weights(layer_class):
     for method in ("inverse", "log_det_jacobian", "bijector"):
         if (layer_class, method) == (OrthogonalDense, "log_det_jacobian"):

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from keras_auxref import ops
-from keras_auxref.ops.factored import _STEPS, LARGEST_CONDITION, newton_steps
+from keras_auxref.ops._spread import _STEPS, LARGEST_CONDITION, newton_steps
 from tests.support import differences, gradients, orthogonal, reflect, relative
 
 CONDITIONS = (1.0, 1.3, 1.65, 1.88, 1.99, 1.999, LARGEST_CONDITION)

@@ -1,0 +1,132 @@
+"""The factored reflection as a TFP bijector."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+from keras_auxref import ops
+from keras_auxref.bijectors._base import FreshBijector, reference, require_one_dtype, require_rank
+from keras_auxref.ops._spread import LARGEST_CONDITION
+
+ORTHOGONAL_WITHIN = 1e-3
+
+
+class FactoredReflection(FreshBijector):
+    """y = U g(Vᵀx) on the last axis, g(a) = (cλ − 1) ∘ a, c = 2 Σ λᵢaᵢ² / Σ λᵢ²aᵢ².
+
+    A bijection for orthogonal U and V and λ > 0 with κ = max λ / min λ < 2; see `ops.factored_reflect`. The inverse takes a
+    fixed number of Newton steps on a scalar, and nothing is factored. U, V and λ are taken as they are: to train them, give
+    functions of variables that keep the promise, such as `tfp.util.TransformedVariable`s, or use the layer
+    `keras_auxref.FactoredReflection` and its `bijector()`.
+
+    Args:
+        u: Orthogonal matrix of shape `(d, d)`: tensor or variable.
+        v: Orthogonal matrix of shape `(d, d)`: tensor or variable.
+        eigenvalues: λ, of shape `(d,)`: tensor or variable.
+        validate_args: Check in every call, also inside graphs, that U and V are orthogonal and that κ < 2, and raise
+            `tf.errors.InvalidArgumentError` where not. Values that are known when the bijector is made are always checked.
+        name: Name of the bijector.
+
+    Raises:
+        ValueError: For shapes or dtypes that do not fit, U or V not orthogonal, λ not positive, or κ not below 2.
+
+    Example:
+    >>> swap = np.array([[0.0, 1.0], [1.0, 0.0]])
+    >>> bijector = FactoredReflection(swap, np.eye(2), np.array([1.0, 1.5]))
+    >>> x = np.array([[3.0, 4.0]])
+    >>> np.allclose(bijector.inverse(tf.identity(bijector.forward(x))), x)
+    True
+    """
+
+    def __init__(self, u: Any, v: Any, eigenvalues: Any, validate_args: bool = False, name: str = "factored_reflection") -> None:
+        parameters = dict(locals())
+        with tf.name_scope(name) as name:
+            self._u, self._v = reference(u, "u"), reference(v, "v")
+            self._eigenvalues = reference(eigenvalues, "eigenvalues")
+            require_rank(self._u, 2, "u", "(d, d)")
+            require_rank(self._v, 2, "v", "(d, d)")
+            require_rank(self._eigenvalues, 1, "eigenvalues", "(d,)")
+            dtype = require_one_dtype(u=self._u, v=self._v, eigenvalues=self._eigenvalues)
+            _require_shapes(self._u, self._v, self._eigenvalues)
+            if tf.executing_eagerly():
+                _require_promise(*(tf.convert_to_tensor(t).numpy() for t in (self._u, self._v, self._eigenvalues)))
+            super().__init__(
+                forward_min_event_ndims=1, dtype=dtype, validate_args=validate_args, parameters=parameters, name=name
+            )
+
+    @classmethod
+    def _parameter_properties(cls, dtype: Any) -> dict[str, Any]:
+        return {
+            "u": tfp.util.ParameterProperties(event_ndims=2),
+            "v": tfp.util.ParameterProperties(event_ndims=2),
+            "eigenvalues": tfp.util.ParameterProperties(event_ndims=1),
+        }
+
+    @property
+    def u(self) -> Any:
+        """U, as it was given."""
+        return self._u
+
+    @property
+    def v(self) -> Any:
+        """V, as it was given."""
+        return self._v
+
+    @property
+    def eigenvalues(self) -> Any:
+        """λ, as it was given."""
+        return self._eigenvalues
+
+    def _parts(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        u, v, eigenvalues = (tf.convert_to_tensor(t) for t in (self._u, self._v, self._eigenvalues))
+        if not self.validate_args:
+            return u, v, eigenvalues
+        identity = tf.eye(u.shape[0], dtype=u.dtype)
+        within = tf.cast(ORTHOGONAL_WITHIN, u.dtype)
+        checks = [
+            tf.debugging.assert_less(
+                tf.reduce_max(tf.abs(tf.matmul(m, m, transpose_a=True) - identity)), within, f"`{key}` must be orthogonal."
+            )
+            for key, m in (("u", u), ("v", v))
+        ]
+        low, high = tf.reduce_min(eigenvalues), tf.reduce_max(eigenvalues)
+        checks.append(tf.debugging.assert_positive(low, "`eigenvalues` must be positive."))
+        checks.append(tf.debugging.assert_less_equal(high, LARGEST_CONDITION * low, "max λ / min λ must be below 2."))
+        with tf.control_dependencies(checks):
+            return tf.identity(u), tf.identity(v), tf.identity(eigenvalues)
+
+    def _forward(self, x: tf.Tensor) -> tf.Tensor:
+        return ops.factored_reflect(x, *self._parts())
+
+    def _inverse(self, y: tf.Tensor) -> tf.Tensor:
+        return ops.factored_inverse(y, *self._parts())
+
+    def _forward_log_det_jacobian(self, x: tf.Tensor) -> tf.Tensor:
+        return ops.factored_reflect_and_log_det(x, *self._parts())[1]
+
+
+def _require_shapes(u: Any, v: Any, eigenvalues: Any) -> None:
+    d = eigenvalues.shape[0]
+    for name, matrix in (("u", u), ("v", v)):
+        if tuple(matrix.shape) != (d, d):
+            raise ValueError(
+                f"`{name}` must fit `eigenvalues`. Expected shape {(d, d)} for {d} eigenvalues. Received: {tuple(matrix.shape)}"
+            )
+
+
+def _require_promise(u: np.ndarray, v: np.ndarray, eigenvalues: np.ndarray) -> None:
+    for name, matrix in (("u", u), ("v", v)):
+        wide = matrix.astype(np.float64)
+        error = float(np.abs(wide.T @ wide - np.eye(len(wide))).max())
+        if not error < ORTHOGONAL_WITHIN:
+            raise ValueError(
+                f"`{name}` must be an orthogonal matrix M. Expected max|MᵀM − I| < {ORTHOGONAL_WITHIN}. Received: {error:.2e}"
+            )
+    low, high = float(eigenvalues.min()), float(eigenvalues.max())
+    if not (low > 0 and high <= LARGEST_CONDITION * low):
+        raise ValueError(
+            "`eigenvalues` must be positive, with max λ / min λ below 2. "
+            f"Expected max λ / min λ ≤ {LARGEST_CONDITION}. Received: min λ = {low}, max λ = {high}"
+        )

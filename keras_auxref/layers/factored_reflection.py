@@ -1,0 +1,273 @@
+"""The factored reflection as a Keras layer."""
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_auxref.initializers import PACKAGE, ReflectionOf, outside_graphs
+from keras_auxref.kernels import Certificate
+from keras_auxref.kernels.certificate import not_proven
+from keras_auxref.layers._checks import last_axis, require_built, require_floating
+from keras_auxref.layers._frozen import Freezable
+from keras_auxref.layers._invertible import Invertible
+from keras_auxref.layers.orthogonal_dense import OrthogonalDense
+from keras_auxref.ops._skew import determinant
+from keras_auxref.ops._spread import coefficient, gather, on_rows, spread, spread_and_log_det
+from keras_auxref.ops.matrix_exp import matrix_exp, matrix_exp_inverse
+from keras_auxref.typing import Shape, Tensor
+
+SIDES = ("both", "left", "right")
+SMALLEST_MARGIN = 1e-5
+_FORM_MATRICES_UP_TO = 128
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class FactoredReflection(Freezable, Invertible, keras.layers.Layer):
+    """y = U g(Vᵀx) on the last axis of its input, with learned orthogonal U and V: provably invertible, whatever its weights.
+
+        g(a) = (cλ − 1) ∘ a,      c = 2 Σ λᵢaᵢ² / Σ λᵢ²aᵢ²,      λᵢ = 2^(½ (1 − margin) tanh ρᵢ)
+
+    This is the auxiliary reflection of the symmetric W = V diag(λ) Vᵀ, held in its eigenbasis, followed by the orthogonal map
+    −UVᵀ. By its form κ = max λ / min λ ≤ 2^(1 − margin) < 2, and that makes it a bijection. It contains every orthogonal map
+    (λ = 1), preserves norms, and nothing is ever factored: the log-determinant is a few sums, the inverse a fixed number of
+    Newton steps on a scalar. Runs on every Keras backend, and compiles under XLA.
+
+    Args:
+        map: How weights become U and V: `"householder"`, `"cayley"` or `"exp"`, see `OrthogonalDense`.
+        sides: `"both"`; or `"left"` for y = U g(x), or `"right"` for y = g(Vᵀx), with the other one the identity: half the
+            cost, and still every orthogonal map.
+        margin: Number in (0, 1): the distance kept from κ = 2. The larger, the fewer steps the inverse takes (4 in float32 from
+            0.09 on, 3 from 0.28 on), and the smaller the family.
+        kernel_initializer: The orthogonal map Q that the layer starts as, with λ = 1: an orthogonal array, an initializer of
+            orthogonal matrices (`initializers.Cayley`, Keras' `"orthogonal"`, …), or `initializers.ReflectionOf` either. By
+            default random. `"cayley"` and `"exp"` reach rotations only, det Q = 1.
+        kernel_regularizer: Keras regularizer for the weights of U and V.
+        **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`, …
+
+    Call arguments:
+        inputs: Tensor of shape `(batch, ..., d)`.
+
+    Output: A tensor of the same shape. Half precision is computed in float32.
+
+    Example:
+    >>> import numpy as np
+    >>> layer = FactoredReflection()
+    >>> x = np.random.default_rng(0).normal(size=(2, 8)).astype("float32")
+    >>> np.allclose(layer.inverse(layer(x)), x, atol=1e-5)
+    True
+    >>> layer.certificate().invertible
+    True
+    """
+
+    def __init__(
+        self,
+        map: str = "householder",
+        sides: str = "both",
+        margin: float = 0.1,
+        kernel_initializer: Any = None,
+        kernel_regularizer: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        require_floating(self, self.compute_dtype)
+        if sides not in SIDES:
+            raise ValueError(f"Unknown sides. Expected one of {list(SIDES)}. Received: {sides!r}")
+        if isinstance(margin, bool) or not isinstance(margin, int | float) or not SMALLEST_MARGIN <= margin < 1:
+            raise ValueError(f"`margin` must lie in (0, 1). Expected {SMALLEST_MARGIN} <= margin < 1. Received: {margin!r}")
+        OrthogonalDense(map)  # refuses what it does not know
+        if not isinstance(kernel_initializer, ReflectionOf | dict | None):
+            kernel_initializer = ReflectionOf(kernel_initializer)
+        self.map, self.sides, self.margin = map, sides, float(margin)
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.supports_masking = True
+        self.left_map: Any = None
+        self.right_map: Any = None
+
+    @property
+    def condition(self) -> float:
+        """The bound 2^(1 − margin) on κ."""
+        return 2 ** (1 - self.margin)
+
+    @property
+    def _wide(self) -> str:
+        """The precision of weights and of the work: what is proven holds in float32 at least."""
+        return "float64" if self.variable_dtype == "float64" else "float32"
+
+    def build(self, input_shape: Shape) -> None:
+        d = last_axis(self, input_shape)
+        with outside_graphs():  # a model may be built while its training step is traced
+            u, v = _split(self._start(d), self.map, self.sides)
+        self.left_map = self._orthogonal("left", u, d)
+        self.right_map = self._orthogonal("right", v, d)
+        self.exponents = self.add_weight(name="exponents", shape=(d,), initializer="zeros", dtype=self._wide, autocast=False)
+        self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: d})
+
+    def _start(self, d: int) -> np.ndarray:
+        start = self.kernel_initializer
+        if start is not None and not isinstance(start, ReflectionOf):
+            start = ReflectionOf(start)
+        q = _float64((start or ReflectionOf("orthogonal")).matrix((d, d), self._wide))
+        if start is None and self.map != "householder" and determinant(q) < 0:
+            q[:, 0] = -q[:, 0]
+        return q
+
+    def _orthogonal(self, side: str, matrix: np.ndarray | None, d: int) -> OrthogonalDense | None:
+        if matrix is None:
+            return None
+        layer = OrthogonalDense(
+            self.map,
+            kernel_initializer=ReflectionOf(matrix),
+            kernel_regularizer=self.kernel_regularizer,
+            dtype=self._wide,
+            name=side,
+        )
+        layer.build((None, d))
+        return layer
+
+    def call(self, inputs: Tensor) -> Tensor:
+        require_floating(self, inputs.dtype)
+        return self._on_rows(lambda a, scales: (spread(a, scales),), inputs)[0]
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        return input_shape
+
+    def forward_and_log_det(self, x: Tensor, training: bool | None = None) -> tuple[Tensor, Tensor]:
+        """y and log|det ∂y/∂x|, from one pass."""
+        x = self._tensor(x, "forward_and_log_det")
+        y, log_det = self._on_rows(spread_and_log_det, x)
+        return y, log_det
+
+    def log_det_jacobian(self, x: Tensor) -> Tensor:
+        """log|det ∂y/∂x| for every vector on the last axis of x, shape `(batch, ...)`."""
+        x = self._tensor(x, "log_det_jacobian")
+        return self.forward_and_log_det(x)[1]
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """x = V g⁻¹(Uᵀy), to rounding: see `ops.factored_inverse`."""
+        y = self._tensor(y, "inverse")
+        return self._on_rows(lambda b, scales: (gather(b, scales, self.condition),), y, inverse=True)[0]
+
+    def _on_rows(self, function: Any, x: Tensor, inverse: bool = False) -> tuple[Tensor, ...]:
+        """U function(Vᵀx) or, for the inverse, V function(Uᵀx), with whatever else the function returns."""
+        first, last = (self.left_map, self.right_map) if inverse else (self.right_map, self.left_map)
+        scales = self.eigenvalues
+        if self._applies_reflections(x.shape):
+            transpose, multiply = (None if first is None else first.inverse), last
+        else:
+            transpose, multiply = _transposed_by(first), _multiplied_by(last)
+
+        def compute(rows: Tensor) -> tuple[Tensor, ...]:
+            h, *more = function(rows if transpose is None else transpose(rows), scales)
+            return (h if multiply is None else multiply(h), *more)
+
+        return on_rows(compute, x, self._wide)
+
+    def _applies_reflections(self, shape: Shape) -> bool:
+        """Whether to apply reflections to rows, block by block, and not to form the matrices: with few rows of large d."""
+        if self.map != "householder" or self.is_frozen:
+            return False
+        rows = None if None in shape[:-1] else math.prod(shape[:-1])
+        return shape[-1] > _FORM_MATRICES_UP_TO and (rows is None or rows < 2 * shape[-1])
+
+    @property
+    def left(self) -> Tensor:
+        """U as a tensor of shape (d, d)."""
+        return self._matrix(self.left_map, "left")
+
+    @property
+    def right(self) -> Tensor:
+        """V as a tensor of shape (d, d)."""
+        return self._matrix(self.right_map, "right")
+
+    def _matrix(self, layer: OrthogonalDense | None, name: str) -> Tensor:
+        require_built(self, name)
+        return keras.ops.eye(self.exponents.shape[0], dtype=self._wide) if layer is None else layer.matrix
+
+    @property
+    def eigenvalues(self) -> Tensor:
+        """λ as a tensor of shape (d,), between 2^(−(1 − margin)/2) and 2^((1 − margin)/2)."""
+        require_built(self, "eigenvalues")
+        return self.once("eigenvalues", self._compute_eigenvalues)
+
+    def _compute_eigenvalues(self) -> Tensor:
+        reach = 0.5 * (1 - self.margin) * math.log(2)
+        rho = keras.ops.convert_to_tensor(self.exponents)
+        scales = keras.ops.exp(reach * keras.ops.tanh(rho))
+        return keras.ops.where(keras.ops.isfinite(rho), scales, float("nan"))  # an infinite weight is an accident of training
+
+    @property
+    def kernel(self) -> Tensor:
+        """W = V diag(λ) Vᵀ of shape (d, d), the matrix of the auxiliary reflection H(Wx) x = −VUᵀy that this layer is made of."""
+        v = self.right
+        return (v * self.eigenvalues) @ keras.ops.transpose(v)
+
+    def coefficient(self, x: Tensor) -> Tensor:
+        """c(x) = 2 Σ λᵢaᵢ² / Σ λᵢ²aᵢ², a = Vᵀx, for every vector on the last axis: 2 where λ = 1."""
+        x = self._tensor(x, "coefficient")
+        c = on_rows(lambda rows: (coefficient(rows @ self.right, self.eigenvalues),), x, self._wide)
+        return c[0]
+
+    def certificate(self) -> Certificate:
+        """What is proven about the layer as it is now: it reads κ off λ, and looks whether U and V are finite and invertible.
+
+        Nothing is factored. λ, U and V are the values that the layer computes with, after rounding: for ‖UᵀU − I‖ < 1 and
+        ‖VᵀV − I‖ < 1 both matrices are invertible, and for κ < 2 so is g.
+        """
+        require_built(self, "certificate")
+        scales, u, v = (_float64(t) for t in (self.eigenvalues, self.left, self.right))
+        if not all(np.isfinite(t).all() for t in (scales, u, v)):
+            return not_proven("the weights have entries that are not finite")
+        defect = max(float(np.linalg.norm(m.T @ m - np.eye(len(m)))) for m in (u, v))
+        if not defect < 0.5:
+            return not_proven(f"rounding takes U or V away from an orthogonal matrix, ‖UᵀU − I‖ = {defect:.2g}")
+        low, high = float(scales.min()), float(scales.max())
+        if not 0 < high < 2 * low:
+            return not_proven(f"max λ / min λ = {high:.6g} / {low:.6g} is not below 2")
+        reason = f"Proven: U and V are orthogonal to {defect:.2g}, and κ = max λ / min λ = {high / low:.6g} < 2."
+        return Certificate(True, high / low, (2 / high, 2 / low), reason)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "map": self.map,
+            "sides": self.sides,
+            "margin": self.margin,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
+        }
+
+
+def _split(q: np.ndarray, map: str, sides: str) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """U and V with UVᵀ = Q, None for the identity."""
+    if sides == "left":
+        return q, None
+    if sides == "right":
+        return None, q.T
+    if map == "householder":
+        # Reflections train best away from the identity: V is one fixed random rotation for every size.
+        v = np.linalg.qr(np.random.default_rng(len(q)).normal(size=q.shape))[0]
+        return q @ v, v
+    # Halfway each, where both maps are closest to the identity: Q = exp(K), U = exp(K/2) = Vᵀ.
+    u = _float64(matrix_exp(0.5 * matrix_exp_inverse(q)))
+    return u, u.T
+
+
+def _transposed_by(layer: OrthogonalDense | None) -> Any:
+    if layer is None:
+        return None
+    matrix = layer.matrix
+    return lambda rows: rows @ matrix
+
+
+def _multiplied_by(layer: OrthogonalDense | None) -> Any:
+    if layer is None:
+        return None
+    matrix = keras.ops.transpose(layer.matrix)
+    return lambda rows: rows @ matrix
+
+
+def _float64(x: Tensor) -> np.ndarray:
+    return keras.ops.convert_to_numpy(x).astype(np.float64)
