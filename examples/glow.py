@@ -22,12 +22,12 @@ from typing import Any
 from common import cli, data
 from common.results import Results, environment, hardware, mean_and_deviation
 
-MIXINGS = ("aux", "aux_spectral", "aux_relaxed_cayley", "householder", "conv", "fixed")
+MIXINGS = ("aux_factored", "aux_factored_right", "aux", "aux_spectral", "aux_relaxed_cayley", "householder", "conv", "fixed")
 REFERENCE = "conv"
 DEFAULTS: dict[str, dict[str, Any]] = {
     "patches": {
         "size": 32,
-        "mixings": ("aux", "aux_relaxed_cayley", "conv"),
+        "mixings": ("aux_factored", "aux", "conv"),
         "levels": 2,
         "steps": 2,
         "hidden": 32,
@@ -38,7 +38,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "mnist": {
         "size": 28,
-        "mixings": ("aux", "aux_relaxed_cayley", "conv"),
+        "mixings": ("aux_factored", "aux", "conv"),
         "levels": 2,
         "steps": 4,
         "hidden": 32,

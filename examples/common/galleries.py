@@ -11,6 +11,8 @@ from common.flows import TEMPERATURES, Pictures
 from common.plotting import plt, save
 
 NAMES = {
+    "aux_factored": "factored reflection",
+    "aux_factored_right": "factored reflection\none-sided",
     "aux": "auxiliary reflection\nfree W",
     "aux_spectral": "auxiliary reflection\nspectral W",
     "aux_relaxed_cayley": "auxiliary reflection\nrelaxed Cayley",

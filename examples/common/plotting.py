@@ -27,6 +27,8 @@ STYLES: dict[str, dict[str, Any]] = {
     "simple_rnn": {"color": "#8C6D31", "marker": "P", "label": "SimpleRNN"},
     "lstm": {"color": "#555555", "marker": "v", "label": "LSTM"},
     # The mixings of a flow.
+    "aux_factored": {"color": "#7B4FA3", "marker": "*", "label": "factored reflection"},
+    "aux_factored_right": {"color": "#B2182B", "marker": "<", "label": "factored reflection, one-sided"},
     "aux_relaxed_cayley": {"color": "#009E73", "marker": "^", "label": "auxiliary, relaxed Cayley W"},
     "aux_spectral": {"color": "#E69F00", "marker": "D", "label": "auxiliary, spectral W"},
     "conv": {"color": "#333333", "marker": "v", "label": "1×1 convolution"},

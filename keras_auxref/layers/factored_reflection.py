@@ -6,12 +6,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_auxref.initializers import PACKAGE, ReflectionOf, outside_graphs
+from keras_auxref import initializers
+from keras_auxref._keras import PACKAGE, outside_graphs
+from keras_auxref.initializers import ReflectionOf
+from keras_auxref.invertible import Invertible
 from keras_auxref.kernels import Certificate
 from keras_auxref.kernels.certificate import not_proven
-from keras_auxref.layers._checks import last_axis, require_built, require_floating
+from keras_auxref.layers._checks import as_input, last_axis, require_built, require_floating
 from keras_auxref.layers._frozen import Freezable
-from keras_auxref.layers._invertible import Invertible
 from keras_auxref.layers.orthogonal_dense import OrthogonalDense
 from keras_auxref.ops._skew import determinant
 from keras_auxref.ops._spread import coefficient, gather, on_rows, spread, spread_and_log_det
@@ -41,8 +43,8 @@ class FactoredReflection(Freezable, Invertible, keras.layers.Layer):
         margin: Number in (0, 1): the distance kept from κ = 2. The larger, the fewer steps the inverse takes (4 in float32 from
             0.09 on, 3 from 0.28 on), and the smaller the family.
         kernel_initializer: The orthogonal map Q that the layer starts as, with λ = 1: an orthogonal array, an initializer of
-            orthogonal matrices (`initializers.Cayley`, Keras' `"orthogonal"`, …), or `initializers.ReflectionOf` either. By
-            default random. `"cayley"` and `"exp"` reach rotations only, det Q = 1.
+            orthogonal matrices (`"cayley"`, `"orthogonal"`, …), or `initializers.ReflectionOf` either. By default random.
+            The maps `"cayley"` and `"exp"` reach rotations only, det Q = 1.
         kernel_regularizer: Keras regularizer for the weights of U and V.
         **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`, …
 
@@ -77,10 +79,8 @@ class FactoredReflection(Freezable, Invertible, keras.layers.Layer):
         if isinstance(margin, bool) or not isinstance(margin, int | float) or not SMALLEST_MARGIN <= margin < 1:
             raise ValueError(f"`margin` must lie in (0, 1). Expected {SMALLEST_MARGIN} <= margin < 1. Received: {margin!r}")
         OrthogonalDense(map)  # refuses what it does not know
-        if not isinstance(kernel_initializer, ReflectionOf | dict | None):
-            kernel_initializer = ReflectionOf(kernel_initializer)
         self.map, self.sides, self.margin = map, sides, float(margin)
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.kernel_initializer = initializers.get(kernel_initializer)
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.supports_masking = True
         self.left_map: Any = None
@@ -107,9 +107,9 @@ class FactoredReflection(Freezable, Invertible, keras.layers.Layer):
 
     def _start(self, d: int) -> np.ndarray:
         start = self.kernel_initializer
-        if start is not None and not isinstance(start, ReflectionOf):
-            start = ReflectionOf(start)
-        q = _float64((start or ReflectionOf("orthogonal")).matrix((d, d), self._wide))
+        source = keras.initializers.Orthogonal() if start is None else initializers.orthogonal_start(start)
+        source = start if source is None else source  # which is refused if its matrix is not orthogonal
+        q = initializers.orthogonal_matrix(source, d, self._wide)
         if start is None and self.map != "householder" and determinant(q) < 0:
             q[:, 0] = -q[:, 0]
         return q
@@ -128,8 +128,7 @@ class FactoredReflection(Freezable, Invertible, keras.layers.Layer):
         return layer
 
     def call(self, inputs: Tensor) -> Tensor:
-        require_floating(self, inputs.dtype)
-        return self._on_rows(lambda a, scales: (spread(a, scales),), inputs)[0]
+        return self._on_rows(lambda a, scales: (spread(a, scales),), as_input(self, inputs))[0]
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return input_shape
@@ -249,6 +248,8 @@ def _split(q: np.ndarray, map: str, sides: str) -> tuple[np.ndarray | None, np.n
     if map == "householder":
         # Reflections train best away from the identity: V is one fixed random rotation for every size.
         v = np.linalg.qr(np.random.default_rng(len(q)).normal(size=q.shape))[0]
+        if determinant(v) != (-1) ** len(v):  # that of d reflections
+            v[:, 0] = -v[:, 0]
         return q @ v, v
     # Halfway each, where both maps are closest to the identity: Q = exp(K), U = exp(K/2) = Vᵀ.
     u = _float64(matrix_exp(0.5 * matrix_exp_inverse(q)))
