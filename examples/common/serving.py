@@ -105,9 +105,12 @@ def parse(body: bytes | bytearray, signatures: Mapping[str, Signature], max_batc
     expected = signatures[name].inputs
     rows = formats == ["instances"]
     values = _columns(content["instances"], expected) if rows else _named(content["inputs"], expected)
+    for key in expected:
+        if isinstance(values[key], list) and len(values[key]) > max_batch:
+            raise RequestError(f"Input {key!r}: expected at most {max_batch} rows, received {len(values[key])}.")
     arrays = {key: _array(key, values[key], spec) for key, spec in expected.items()}
-    for key, array in arrays.items():
-        _limit(key, array, expected[key], max_batch)
+    if COUNT in arrays:
+        _limit_count(arrays[COUNT], max_batch)
     return Request(name, arrays, rows)
 
 
@@ -237,11 +240,9 @@ def _array(name: str, value: Any, spec: Tensor) -> np.ndarray:
     return result
 
 
-def _limit(name: str, array: np.ndarray, spec: Tensor, max_batch: int) -> None:
-    if array.ndim and array.shape[0] > max_batch:
-        raise RequestError(f"Input {name!r}: expected at most {max_batch} rows, received {array.shape[0]}.")
-    if name == COUNT and spec.shape == () and array.dtype.kind in "iu" and not 1 <= array <= max_batch:
-        raise RequestError(f"Input {name!r}: expected a number from 1 to {max_batch}, received {array}.")
+def _limit_count(n: np.ndarray, max_batch: int) -> None:
+    if n.ndim == 0 and n.dtype.kind in "iu" and not 1 <= n <= max_batch:
+        raise RequestError(f"Input {COUNT!r}: expected a number from 1 to {max_batch}, received {n}.")
 
 
 _KINDS = {
