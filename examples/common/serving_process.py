@@ -45,7 +45,7 @@ class Server:
             self.output.append(line)
             self._ready += [(int(pid), time.perf_counter()) for pid in READY.findall(line)]
 
-    def wait_ready(self, count: int, seconds: float = 120) -> float:
+    def wait_ready(self, count: int, seconds: float = 300) -> float:
         """Wait until `count` replicas have started, dead ones included, and the port is open; returns the moment of the last."""
         end = time.perf_counter() + seconds
         while len(self._ready) < count or not self._answers():
