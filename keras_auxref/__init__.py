@@ -6,7 +6,7 @@ After "One Reflection Suffice" (Mathiasen & Hvilshøj, 2020).
 import importlib
 from typing import Any
 
-from keras_auxref import initializers, kernels, ops
+from keras_auxref import initializers, kernels, ops, regularizers
 from keras_auxref._keras import register_later
 from keras_auxref.invertible import Invertible, register_bijector
 from keras_auxref.layers import (
@@ -33,6 +33,7 @@ __all__ = [
     "initializers",
     "kernels",
     "ops",
+    "regularizers",
     "serving",
 ]
 

@@ -16,6 +16,7 @@ FLOORS = {
     "_keras": 0,
     "ops": 1,
     "initializers": 2,
+    "regularizers": 2,
     "kernels": 3,
     "invertible": 4,
     "layers": 5,
