@@ -1,20 +1,20 @@
 """Glow with auxiliary reflections in the place of 1×1 convolutions."""
 
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from keras_auxref._keras import PACKAGE
 from keras_auxref.flows import images as image_data
+from keras_auxref.flows.compiled import compiled
 from keras_auxref.flows.diagnostics import Branches, branches
 from keras_auxref.flows.mixing import check_mixing, supports_xla
 from keras_auxref.flows.multi_scale import MultiScale
 from keras_auxref.flows.preprocessing import as_fractions, dequantise
-from keras_auxref.flows.warmup import Warmup
+from keras_auxref.flows.randomness import normal, uniform
+from keras_auxref.flows.training import LikelihoodModel
 from keras_auxref.kernels import Certificate
 from keras_auxref.ops._checks import require_tensorflow
 
@@ -22,7 +22,7 @@ EVALUATION_SEED = (0, 0)
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
-class Glow(keras.Model):
+class Glow(LikelihoodModel):
     """A normalizing flow for images, trained by maximum likelihood: z = n(x) with z ~ N(0, I).
 
         log p(x) = log N(n(x); 0, I) + log|det ∂n/∂x|
@@ -83,7 +83,6 @@ class Glow(keras.Model):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        require_tensorflow("Glow")
         super().__init__(**kwargs)
         self.image_shape = tuple(int(n) for n in image_shape)
         if len(self.image_shape) != 3 or min(self.image_shape) < 1:
@@ -100,120 +99,39 @@ class Glow(keras.Model):
         self.flow.build((None, *self.image_shape))
         self.noise = keras.random.SeedGenerator(seed)
         self.bits_metric = keras.metrics.Mean(name="bits_per_dim")
-        self.supports_jit = supports_xla(self.mixing)
+        self.supports_jit = keras.backend.backend() != "tensorflow" or supports_xla(self.mixing)
         self.built = True
+
+    @property
+    def initialized(self) -> bool:
+        """True when every ActNorm has been started from data."""
+        return self.flow.initialized
 
     @property
     def dimension(self) -> int:
         """The number of entries D of an image."""
         return math.prod(self.image_shape)
 
-    @staticmethod
-    def optimizer(learning_rate: float = 1e-3, warmup_steps: int = 100, max_norm: float = 50.0) -> keras.optimizers.Optimizer:
-        """Adam with a learning rate that rises over the first steps and gradients clipped to a global norm."""
-        return keras.optimizers.Adam(Warmup(learning_rate, warmup_steps), global_clipnorm=max_norm)
-
     # ------------------------------------------------------------------------------------------------------- training
-
-    def compile(self, optimizer: Any = None, loss: Any = None, metrics: Any = None, **kwargs: Any) -> None:
-        """`keras.Model.compile`, by default with `Glow.optimizer()`. Loss and metric are the flow's own: bits per dimension."""
-        given = {"loss": loss, "metrics": metrics, **{key: kwargs.get(key) for key in ("weighted_metrics", "loss_weights")}}
-        for name, value in given.items():
-            if value is not None:
-                raise ValueError(
-                    f"A flow is trained by its own likelihood, and reports it as `bits_per_dim`. Expected no `{name}`. "
-                    f"Received: {name}={value!r}"
-                )
-        super().compile(optimizer=Glow.optimizer() if optimizer is None else optimizer, **kwargs)
-
-    def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles a model that is loaded as it was when it was saved."""
-        self.compile(**keras.saving.deserialize_keras_object(config))
-        optimizer: Any = self.optimizer
-        optimizer.build(self.trainable_variables)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Bits per dimension of every image, of shape `(batch,)`: the loss. The noise is new in training, and fixed otherwise."""
         inputs = image_data.images_of(inputs)
         self._check_images(inputs)
-        shape = tf.shape(inputs)
+        shape = keras.ops.shape(inputs)
         if training:
             noise = keras.random.uniform(shape, dtype=self.compute_dtype, seed=self.noise)
         else:
-            noise = _fixed_noise(shape, self.compute_dtype)
+            noise = uniform(shape, EVALUATION_SEED, self.compute_dtype)
         x = dequantise(inputs, noise, self.bits, self.compute_dtype)
         z, log_det = self.flow.forward_and_log_det(x, training=training)
         return math.log2(2**self.bits - 1) - (log_normal(z) + log_det) / (self.dimension * math.log(2))
 
-    def compute_loss(
-        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
-    ) -> Any:
-        """The mean of bits per dimension, weighted by `sample_weight` if given, plus the losses of regularizers."""
-        self.bits_metric.update_state(y_pred, sample_weight=sample_weight)
-        if sample_weight is not None:
-            weight = keras.ops.cast(sample_weight, y_pred.dtype)
-            loss = keras.ops.sum(weight * y_pred) / keras.ops.sum(weight)
-        else:
-            loss = keras.ops.mean(y_pred)
-        return keras.ops.sum(keras.ops.stack([loss, *(keras.ops.cast(extra, loss.dtype) for extra in self.losses)]))
-
-    def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> keras.callbacks.History:
-        """`keras.Model.fit`, which starts ActNorm from the first images and compiles the model where that is still to do.
-
-        Data are images alone, or tuples that begin with them. The history has `bits_per_dim` and `val_bits_per_dim`: less is
-        better, which callbacks such as `EarlyStopping` and `ModelCheckpoint` have to be told by `mode="min"`.
-        """
-        if not self.compiled:
-            self.compile()
-        call = inspect.signature(keras.Model.fit).bind(self, x, *args, **kwargs)
-        validation = call.arguments.get("validation_data")
-        self._look_at(validation[0] if isinstance(validation, tuple | list) else validation)
-        return super().fit(self._look_at(x, start=True), *args, **kwargs)
-
-    def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """`keras.Model.evaluate`: the mean of `bits_per_dim`, with the same noise at every call."""
-        within_fit = "_use_cached_eval_dataset" in kwargs  # which has looked at these data before
-        return super().evaluate(x if within_fit else self._look_at(x), *args, **kwargs)
-
-    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """`keras.Model.predict`: `bits_per_dim` of every image."""
-        return super().predict(self._look_at(x), *args, **kwargs)
-
-    def train_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """`keras.Model.train_on_batch`. The first one starts every ActNorm from its images, as `fit` does."""
-        return super().train_on_batch(self._look_at(x, start=True), *args, **kwargs)
-
-    def test_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """`keras.Model.test_on_batch`."""
-        return super().test_on_batch(self._look_at(x), *args, **kwargs)
-
     def initialize(self, images: Any) -> None:
         """Starts every ActNorm from these images; a few hundred are enough. The first `fit` does this with its first images."""
         images = self._images(images)
-        noise = _fixed_noise(tf.shape(images), self.compute_dtype)
+        noise = uniform(keras.ops.shape(images), EVALUATION_SEED, self.compute_dtype)
         self.flow.initialize(dequantise(images, noise, self.bits, self.compute_dtype))
-
-    def _look_at(self, data: Any, start: bool = False) -> Any:
-        """The same data, after a look at their first images: are they images, and does ActNorm still have to start from them?"""
-        start = start and not self.flow.initialized
-        if image_data.sure_to_fit(data, self.bits) and not start:
-            return data
-        some, data = image_data.first_images(data)
-        if some is None:
-            if start:
-                raise ValueError(
-                    "ActNorm starts from data. Expected an array, a generator, a `tf.data.Dataset` or a `keras.utils.PyDataset`, "
-                    f"or a call of `initialize(images)` before. Received: {type(data).__name__}"
-                )
-            return data
-        self._check_images(data if hasattr(data, "shape") else some)
-        if start:
-            self.initialize(some)
-        return data
-
-    def _check_images(self, x: Any) -> None:
-        image_data.check_shape(x, self.image_shape)
-        image_data.check_values(x, self.bits, image_data.levels(self.bits))
 
     def _images(self, x: Any) -> Any:
         """Checked images as a tensor."""
@@ -228,7 +146,7 @@ class Glow(keras.Model):
 
         Integers k are the numbers x = k/(2ᵇ − 1). An impossible image, where it is not refused, has no z: NaN, and −∞.
         """
-        return self._traced_encode(self._continuous(x))
+        return self._compiled_encode(self._continuous(x))
 
     def decode(self, z: Any) -> Any:
         """Images n⁻¹(z) from z of shape `(batch, D)`, as numbers: a little outside of [0, 1] for an extreme z.
@@ -238,7 +156,7 @@ class Glow(keras.Model):
         z = keras.ops.convert_to_tensor(z, dtype=self.compute_dtype)
         if len(z.shape) != 2 or z.shape[-1] != self.dimension:
             raise ValueError(f"`z` does not fit this model. Expected shape (batch, {self.dimension}). Received: {tuple(z.shape)}")
-        return self._traced_decode(z)
+        return self._compiled_decode(z)
 
     def log_prob(self, x: Any) -> Any:
         """log p(x), the density at the images themselves, of shape `(batch,)`: no noise is added.
@@ -246,7 +164,7 @@ class Glow(keras.Model):
         Integers k are the numbers x = k/(2ᵇ − 1), so that `log_prob(images)` is `log_prob(images / 255)` for 8 bits, and both are
         `distribution().log_prob(images / 255)`. An impossible image, where it is not refused, has −∞.
         """
-        return self._traced_log_prob(self._continuous(x))
+        return self._compiled_log_prob(self._continuous(x))
 
     def bits_per_dim(self, x: Any) -> Any:
         """Bits per dimension of images of 2ᵇ values per pixel, of shape `(batch,)`, with a fixed noise inside of each value.
@@ -258,15 +176,14 @@ class Glow(keras.Model):
         to 1. Restricted to the x that `decode(encode(x))` returns it does integrate to 1, so that the number is right for
         images which are returned, and for these only. `branches` measures both, layer by layer.
         """
-        return self._traced_bits_per_dim(self._images(x))
+        return self._compiled_bits_per_dim(self._images(x))
 
     def sample(self, n: int, seed: int | None = None, temperature: float = 1.0) -> Any:
-        """n images n⁻¹(temperature · ε), ε ~ N(0, I), cut to [0, 1]. The same seed gives the same images."""
+        """n images n⁻¹(temperature · ε), ε ~ N(0, I), cut to [0, 1]. The same seed gives the same ε on every backend."""
         if not temperature >= 0:
             raise ValueError(f"`temperature` must not be negative. Received: {temperature}")
-        pair = tf.cast(self.noise.next(), tf.int64) if seed is None else tf.constant([seed, 0], tf.int64)
-        z = temperature * latent(n, self.dimension, pair, self.compute_dtype)
-        return keras.ops.clip(self._traced_decode(z), 0, 1)
+        z = temperature * normal(n, self.dimension, self.noise.next() if seed is None else (seed, 0), self.compute_dtype)
+        return keras.ops.clip(self._compiled_decode(z), 0, 1)
 
     def _encode(self, x: Any) -> Any:
         z, log_det = self.flow.forward_and_log_det(x)
@@ -283,20 +200,20 @@ class Glow(keras.Model):
     def _bits_per_dim(self, x: Any) -> Any:
         return self(x, training=False)
 
-    @tf.function(reduce_retracing=True, autograph=False)
-    def _traced_encode(self, x: Any) -> Any:
+    @compiled
+    def _compiled_encode(self, x: Any) -> Any:
         return self._encode(x)
 
-    @tf.function(reduce_retracing=True, autograph=False)
-    def _traced_decode(self, z: Any) -> Any:
+    @compiled
+    def _compiled_decode(self, z: Any) -> Any:
         return self._decode(z)
 
-    @tf.function(reduce_retracing=True, autograph=False)
-    def _traced_log_prob(self, x: Any) -> Any:
+    @compiled
+    def _compiled_log_prob(self, x: Any) -> Any:
         return self._log_prob(x)
 
-    @tf.function(reduce_retracing=True, autograph=False)
-    def _traced_bits_per_dim(self, x: Any) -> Any:
+    @compiled
+    def _compiled_bits_per_dim(self, x: Any) -> Any:
         return self._bits_per_dim(x)
 
     def _continuous(self, x: Any) -> Any:
@@ -314,6 +231,8 @@ class Glow(keras.Model):
 
     def distribution(self) -> Any:
         """The flow as a TFP distribution of images, over the weights of this model. Make a new one after training steps."""
+        require_tensorflow("Glow.distribution")
+        import tensorflow as tf
         import tensorflow_probability as tfp
 
         zero = tf.zeros(self.dimension, self.compute_dtype)
@@ -368,8 +287,10 @@ class Glow(keras.Model):
             return {"images": self._decode(z)}
 
         def sample(n: Any, seed: Any, temperature: Any) -> dict[str, Any]:
+            import tensorflow as tf
+
             tf.debugging.assert_non_negative(temperature, "`temperature` must not be negative.")
-            z = temperature * latent(n, self.dimension, tf.stack([seed, tf.zeros_like(seed)]), dtype)
+            z = temperature * normal(n, self.dimension, tf.stack([seed, tf.zeros_like(seed)]), dtype)
             return {"images": keras.ops.clip(self._decode(z), 0, 1)}
 
         return {
@@ -398,12 +319,3 @@ class Glow(keras.Model):
 def log_normal(z: Any) -> Any:
     """log N(z; 0, I)."""
     return -0.5 * keras.ops.sum(keras.ops.square(z), axis=-1) - 0.5 * z.shape[-1] * math.log(2 * math.pi)
-
-
-def latent(n: Any, dimension: int, seed: Any, dtype: Any) -> Any:
-    """n draws from N(0, I), by one algorithm on every device: the same pair of numbers gives the same draws everywhere."""
-    return tf.random.stateless_normal((n, dimension), seed, dtype=dtype, alg="philox")
-
-
-def _fixed_noise(shape: Any, dtype: Any) -> Any:
-    return tf.random.stateless_uniform(shape, EVALUATION_SEED, dtype=dtype, alg="philox")

@@ -1,0 +1,48 @@
+"""A flow on JAX and torch: it answers and trains there, and files go from backend to backend."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from keras_auxref import Glow
+from tests.flows.on_a_backend import answers
+from tests.flows.support import disturb, images
+
+SCRIPT, ROOT = Path(__file__).parent / "on_a_backend.py", Path(__file__).parents[2]
+SHAPE = (4, 4, 3)
+MIXINGS = [("jax", "conv"), *(pytest.param("jax", m, marks=pytest.mark.slow) for m in ("householder", "fixed"))]
+MIXINGS += [pytest.param("torch", "conv", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("backend", "mixing"), MIXINGS)
+def test_a_flow_answers_and_trains_on_another_backend_and_comes_back(backend, mixing, tmp_path):
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
+    model = Glow(SHAPE, levels=1, steps=1, hidden=4, mixing=mixing, seed=1)
+    x, z = images(8, SHAPE), np.random.default_rng(0).normal(size=(2, 48)).astype("float32")
+    model.initialize(x)
+    disturb(model).save(tmp_path / "flow.keras")
+    np.savez(tmp_path / "inputs.npz", images=x, z=z)
+    environment = {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(SCRIPT), str(tmp_path), mixing]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[:2] == ["keras_auxref", backend]
+    _same(answers(model, x, z), np.load(tmp_path / "answers.npz"))
+    trained = keras.models.load_model(tmp_path / "trained.keras")
+    assert trained.initialized
+    assert int(trained.optimizer.iterations) == 4
+    _same(answers(trained, x, z), np.load(tmp_path / "trained.npz"))
+
+
+def _same(ours, theirs):
+    assert set(ours) == set(theirs)
+    for key, value in ours.items():
+        # Log-densities are sums over 48 entries.
+        np.testing.assert_allclose(theirs[key], value, rtol=1e-5, atol=5e-4 if "log" in key else 1e-5, err_msg=key)
