@@ -40,6 +40,10 @@ class Glow(LikelihoodModel):
     their first batch. Inside of a `tf.function` and in a served model nothing can be refused, and an impossible image has the
     log-density −∞ and ∞ bits.
 
+    **Backends.** TensorFlow, JAX (compiled by `jax.jit`) and torch (eagerly), with the mixings whose mathematics runs there; a
+    `.keras` file that one wrote loads on the others. `sample(seed=…)`, `evaluate` and `bits_per_dim` draw the same numbers on
+    each. The noise of training comes from `keras.random` and differs. `bijector` and `distribution` are TensorFlow's.
+
     With `mixing="aux"` nothing proves that the flow is a bijection: see `certificates` and `branches`, and the note at
     `bits_per_dim`. All other mixings are provably invertible.
 

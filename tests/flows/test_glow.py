@@ -161,6 +161,19 @@ def test_only_the_loss_of_a_flow():
             small("fixed").compile(optimizer="sgd", **arguments)
 
 
+def test_the_first_training_step_is_traced_once(monkeypatch):
+    calls, call = [], Glow.call
+
+    def counted(self, inputs, training=None):
+        calls.append(tf.executing_eagerly())
+        return call(self, inputs, training)
+
+    monkeypatch.setattr(Glow, "call", counted)
+    model = small("fixed")
+    model.fit(images(4, SHAPE), verbose=0)
+    assert calls == [False]  # without the variables of the optimizer TensorFlow would trace it once more
+
+
 def test_train_on_batch_starts_act_norm():
     model, x = small("fixed"), images(8, SHAPE)
     model.compile(optimizer=keras.optimizers.SGD(1e-9))
