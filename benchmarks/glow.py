@@ -3,8 +3,9 @@
     python benchmarks/glow.py --quick    a smoke run of a minute
     python benchmarks/glow.py            the paper's size on CIFAR-10: 32×32×3, L = 3, K = 8, C = 64, batch 64
 
-All flows have the same couplings, ActNorm and optimizer and differ in the mixing only. Beside the six of `Glow` stand
+All flows have the same couplings, ActNorm and optimizer and differ in the mixing only. Beside those of `Glow` stand
 
+* `…, XLA`: the whole training step, and the whole decoding, in one function with `jit_compile=True`;
 * `none`: no mixing at all, which is what everything else in a step costs;
 * `aux, as in the paper`: the same weights as `aux`, but the log-determinant by Lemma 4 with one LU factorisation per pixel, and
   the inverse by ten steps of Newton's method in d dimensions.
@@ -24,8 +25,10 @@ from common import cli, data
 from common.results import environment, hardware
 from timing import interleaved
 
-MIXINGS = ("conv", "aux", "aux_spectral", "aux_relaxed_cayley", "householder", "fixed")
+MIXINGS = ("conv", "aux_factored", "aux_factored_right", "aux", "aux_spectral", "aux_relaxed_cayley", "householder", "fixed")
 REFERENCE, NONE, PAPER = "conv", "none", "aux, as in the paper"
+COMPILED = {f"{name}, XLA": name for name in ("conv", "aux_factored")}
+EVERYTHING = (*MIXINGS, *COMPILED, NONE, PAPER)
 FULL = {"size": 32, "levels": 3, "steps": 8, "hidden": 64, "batch": 64, "rounds": 9, "trained": 40}
 QUICK = {"size": 16, "levels": 2, "steps": 2, "hidden": 16, "batch": 16, "rounds": 3, "trained": 10}
 NEWTON_STEPS = 10
@@ -39,10 +42,10 @@ def build(name: str, args: argparse.Namespace, images: Any) -> Any:
     from keras_auxref.flows import Glow
 
     keras.utils.set_random_seed(0)
-    mixing = {NONE: "fixed", PAPER: "aux"}.get(name, name)
+    mixing = {NONE: "fixed", PAPER: "aux", **COMPILED}.get(name, name)
     shape = (args.size, args.size, 3)
     model = Glow(shape, levels=args.levels, steps=args.steps, hidden=args.hidden, mixing=mixing, seed=0)
-    model.compile(Glow.optimizer(warmup_steps=10))
+    model.compile(Glow.optimizer(warmup_steps=10), jit_compile=name in COMPILED)
     if name in (NONE, PAPER):
         for layer in model.flow.mixing_layers():
             # The layer keeps its weights and computes in another way.
@@ -94,25 +97,28 @@ def training_step(model: Any, images: Any, batch: int) -> Callable[[], None]:
     return run
 
 
-def decoding(model: Any, images: Any) -> tuple[Callable[[], None], Callable[[], float]]:
+def decoding(model: Any, images: Any, compiled: bool) -> tuple[Callable[[], None], Callable[[], float]]:
     """n⁻¹ of n(images) with its largest error; the model must not be trained any more, or z is not its z."""
     import numpy as np
+    import tensorflow as tf
 
     expected = images.astype("float32") / 255
     z = model.encode(images)[0]
+    decode = tf.function(model.decode, jit_compile=True) if compiled else model.decode
 
     def error() -> float:
         # NaN for a vector without preimage counts as lost.
-        return float(np.nan_to_num(np.abs(model.decode(z).numpy() - expected), nan=np.inf).max())
+        return float(np.nan_to_num(np.abs(decode(z).numpy() - expected), nan=np.inf).max())
 
-    return lambda: model.decode(z).numpy(), error
+    return lambda: decode(z).numpy(), error
 
 
 def train(models: dict[str, Any], steps: dict[str, Callable[[], None]], count: int) -> None:
-    """Trains every flow; the paper's way to compute gets the weights of `aux`."""
+    """Trains every flow; other ways to compute the same get the weights of the flow that they equal."""
     for name, step in steps.items():
-        if name == PAPER and "aux" in models:
-            models[name].set_weights(models["aux"].get_weights())
+        source = "aux" if name == PAPER else COMPILED.get(name)
+        if source in models:
+            models[name].set_weights(models[source].get_weights())
         else:
             for _ in range(count):
                 step()
@@ -149,15 +155,13 @@ def arguments() -> argparse.Namespace:
     report.add_arguments(p, "glow", quick="a small flow and few rounds, to see that everything runs")
     for key, value in FULL.items():
         p.add_argument(f"--{key}", type=cli.positive, metavar="N", help=f"default: {value}, with --quick {QUICK[key]}")
-    p.add_argument(
-        "--mixing", action="append", choices=(*MIXINGS, NONE, PAPER), help="time only these, and conv; repeat for several"
-    )
+    p.add_argument("--mixing", action="append", choices=EVERYTHING, help="time only these, and conv; repeat for several")
     p.add_argument("--part", action="append", choices=("decode", "training"), help="time only this part (default: both)")
     args = p.parse_args()
     for key, value in (QUICK if args.quick else FULL).items():
         setattr(args, key, getattr(args, key) or value)
     args.part = args.part or ["decode", "training"]
-    args.mixing = list(dict.fromkeys([REFERENCE, *(args.mixing or (*MIXINGS, NONE, PAPER))]))
+    args.mixing = list(dict.fromkeys([REFERENCE, *(args.mixing or EVERYTHING)]))
     return args
 
 
@@ -175,7 +179,7 @@ def main() -> None:
         show("A training step", measured["training_step"])
     if "decode" in args.part:
         train(models, steps, args.trained)
-        decoders = {name: decoding(model, images[: args.batch]) for name, model in models.items()}
+        decoders = {name: decoding(model, images[: args.batch], name in COMPILED) for name, model in models.items()}
         times = timed({name: run for name, (run, _) in decoders.items()}, args)
         errors = {name: error() for name, (_, error) in decoders.items()}
         show("Decoding a batch", times, **{"largest error": errors})
