@@ -28,8 +28,10 @@ from common.serving_model import Description, SavedModel, end_with_parent
 SETTINGS = "KERAS_AUXREF_SERVING"
 CONNECTIONS, BACKLOG = 256, 512
 """Open connections of a replica, which answers 503 to more, and those that wait to be accepted."""
-GRACE_SECONDS, PATIENCE_SECONDS = 30, 60
-"""For requests that are running at the end; without a sign of life, until a replica is replaced."""
+GRACE_SECONDS, PATIENCE_SECONDS = 30, 30
+"""For requests that are running at the end; without a sign of life, until a replica is replaced. uvicorn does nothing else
+while it waits for one: with more patience it also stops later, and later replaces a replica that died at that moment.
+"""
 BODY_SECONDS, BODIES_AT_ONCE = 60, 8
 """For the body of a request to come; how many of the largest size a replica keeps at once."""
 OPTIONS: dict[str, Any] = {
