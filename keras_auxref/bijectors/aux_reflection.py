@@ -90,7 +90,7 @@ class AuxReflection(CompositeBijector):
         weights = {key: tf.convert_to_tensor(value) for key, value in self._weights.items()}
         if isinstance(self._parametrization, kernels.Free):
             return weights["kernel"]
-        return for_members(lambda **weights: tf.convert_to_tensor(self._parametrization(weights)), weights, event_ndims=2)
+        return for_members(lambda **weights: tf.convert_to_tensor(self._parametrization(weights)), weights, 2)
 
     def certificate(self) -> kernels.Certificate:
         """What is proven about the invertibility of this bijector, as it is now; of a batch, about all of its members."""
@@ -105,14 +105,14 @@ class AuxReflection(CompositeBijector):
         x = self._on_members(lambda y, w: ops.inverse(y, w, symmetric=self._promise, near=self._near), y, w)
         if not self.validate_args:
             return x
-        proven = for_members(lambda w: certified(w, self._promise), {"w": w}, event_ndims=2, dtype=tf.bool)
+        proven = for_members(lambda w: certified(w, self._promise), {"w": w}, 2, dtype=tf.bool)
         return checked_inverse(x, y, self, [tf.reduce_all(proven)])
 
     def _forward_log_det_jacobian(self, x: tf.Tensor) -> tf.Tensor:
         return self._on_members(lambda x, w: ops.log_det_jacobian(x, w, symmetric=self._promise), x, self.matrix)
 
     def _on_members(self, function: Any, x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
-        return on_members(function, x, {"w": w}, event_ndims=2)
+        return on_members(function, x, {"w": w}, 2)
 
 
 def _event_ndims(bijector: AuxReflection, x_event_ndims: int) -> Any:

@@ -58,7 +58,7 @@ class Householder(CompositeBijector):
         return self._apply(y, tf.reverse(tf.convert_to_tensor(self._v), [-1]))
 
     def _apply(self, x: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
-        return on_members(lambda x, v: ops.householder_product(v, x), x, {"v": v}, event_ndims=2)
+        return on_members(lambda x, v: ops.householder_product(v, x), x, {"v": v}, 2)
 
     def _forward_log_det_jacobian(self, x: tf.Tensor) -> tf.Tensor:
         # A constant Jacobian: what the batch of v adds to the shape, broadcasting adds.

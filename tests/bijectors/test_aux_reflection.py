@@ -150,7 +150,7 @@ def test_weights_are_there_by_the_name_of_the_argument(rng):
         ({"w": {"symmetric": np.eye(3), "skew": np.eye(2)}, "kernel": "relaxed_cayley"}, "must have one size"),
         (
             {"w": {"symmetric": np.zeros((2, 3, 3)), "skew": np.zeros((4, 3, 3))}, "kernel": "relaxed_cayley"},
-            r"shapes that broadcast before the last 2 axes. Received: w\['symmetric'\] \(2, 3, 3\), w\['skew'\] \(4, 3, 3\)",
+            r"before the axes of one member, the last 2. Received: w\['symmetric'\] \(2, 3, 3\), w\['skew'\] \(4, 3, 3\)",
         ),
         ({"w": np.zeros((3, 3)), "kernel": "relaxed_cayley"}, r"Expected a dict with \['skew', 'symmetric'\]. Received: ndarray"),
         ({"w": {"v": np.eye(3)}, "kernel": "spectral"}, r"Expected a dict with \['kernel'\]. Received: \['v'\]"),

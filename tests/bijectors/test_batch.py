@@ -156,10 +156,10 @@ def test_a_factorisation_is_computed_once_per_member(rng):
         calls.append(x.shape)
         return x @ w
 
-    on_members(function, tf.zeros((7, 5, 2, 3)), {"w": tf.zeros((2, 3, 3))}, event_ndims=2)
+    on_members(function, tf.zeros((7, 5, 2, 3)), {"w": tf.zeros((2, 3, 3))}, 2)
     assert calls == [(35, 3), (35, 3)]
     calls.clear()
-    on_members(function, tf.zeros((7, 5, 3)), {"w": tf.zeros((1, 3, 3))}, event_ndims=2)
+    on_members(function, tf.zeros((7, 5, 3)), {"w": tf.zeros((1, 3, 3))}, 2)
     assert calls == [(35, 3)]
     assert for_members(lambda w: tf.linalg.trace(w), {"w": tf.eye(3, batch_shape=[2, 4])}, 2).numpy().tolist() == [[3.0] * 4] * 2
 
