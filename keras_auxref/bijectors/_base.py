@@ -7,10 +7,6 @@ import keras
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from keras_auxref.bijectors._cache import FreshBijector
-
-__all__ = ["FreshBijector", "on_events", "reference", "require_event", "require_one_dtype", "require_rank", "square_shape"]
-
 
 def reference(value: Any, name: str) -> Any:
     """A parameter that stays a variable if it is one: the `tf.Variable` behind a Keras variable, anything else a tensor."""
@@ -34,12 +30,6 @@ def require_event(value: Any, event_ndims: int, name: str, shape: str, square: b
         raise ValueError(f"`{name}` must have a known size. Expected shape {shape}. Received: {tuple(value.shape)}")
     if square and event[0] != event[1]:
         raise ValueError(f"`{name}` must be square. Expected shape {shape}. Received: {tuple(value.shape)}")
-
-
-def require_rank(value: Any, rank: int, name: str, shape: str) -> None:
-    """Refuses a parameter of another rank, batches of parameters among them."""
-    if value.shape.rank != rank:
-        raise ValueError(f"`{name}` must have {rank} axes. Expected shape {shape}. Received: {tuple(value.shape)}")
 
 
 def square_shape(shape: Any) -> tf.Tensor:

@@ -17,11 +17,13 @@ def with_reference_gradient(fast: Callable[..., Any], reference: Callable[..., A
     @tf.custom_gradient
     def function(*arguments: tf.Tensor) -> Any:
         def gradient(*cotangents: tf.Tensor) -> Any:
+            # In the body of a loop the tape does not see what is computed from the arguments themselves: TensorFlow moves it.
+            inputs = [tf.identity(argument) for argument in arguments]
             with tf.GradientTape() as tape:
-                tape.watch(arguments)
-                outputs = reference(*arguments)
+                tape.watch(inputs)
+                outputs = reference(*inputs)
             outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
-            return tape.gradient(outputs, list(arguments), list(cotangents), unconnected_gradients=tf.UnconnectedGradients.ZERO)
+            return tape.gradient(outputs, inputs, list(cotangents), unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
         return fast(*arguments), gradient
 

@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_probability as tfp
 
 from keras_auxref import bijectors, layers
 from tests.support import certified, orthogonal
@@ -36,8 +35,7 @@ def _relaxed_cayley(rng: np.random.Generator, dtype: str) -> Any:
 
 def _factored(rng: np.random.Generator, dtype: str) -> Any:
     u, v = (tf.constant(orthogonal(4, rng), dtype) for _ in range(2))
-    exponents = variable(rng, dtype, 4)
-    return bijectors.FactoredReflection(u, v, tfp.util.DeferredTensor(exponents, lambda r: tf.exp(0.3 * tf.tanh(r))))
+    return bijectors.FactoredReflection(u, v, tf.Variable(rng.uniform(1, 1.7, 4), dtype=dtype))
 
 
 def _act_norm(rng: np.random.Generator, dtype: str) -> Any:
@@ -97,9 +95,17 @@ class Batch(NamedTuple):
     d: int
 
     def parameters(self, rng: np.random.Generator, batch: tuple[int, ...], dtype: str = "float64") -> dict[str, np.ndarray]:
-        """Random ones of any batch shape, not far from the identity, with which W is certified."""
-        values = {name: 0.1 * rng.normal(size=(*batch, *shape)) for name, shape in self.shapes.items()}
-        return {name: (np.eye(*v.shape[-2:]) + v if name == "w" else v).astype(dtype) for name, v in values.items()}
+        """Random ones of any batch shape: W not far from the identity, orthogonal matrices and positive eigenvalues."""
+
+        def value(name: str, noise: np.ndarray) -> np.ndarray:
+            if name == "w":
+                return np.eye(self.d) + noise
+            if name in ("u", "v"):
+                return np.linalg.qr(noise)[0]
+            return 1.3 + noise if name == "eigenvalues" else noise
+
+        values = {name: value(name, 0.1 * rng.normal(size=(*batch, *shape))) for name, shape in self.shapes.items()}
+        return {name: value.astype(dtype) for name, value in values.items()}
 
 
 def _relaxed_cayley_of(symmetric: Any, skew: Any) -> Any:
@@ -110,6 +116,7 @@ BATCHES = [
     Batch("aux", bijectors.AuxReflection, {"w": (3, 3)}, 3),
     Batch("aux_spectral", lambda w: bijectors.AuxReflection(w, "spectral"), {"w": (3, 3)}, 3),
     Batch("aux_relaxed_cayley", _relaxed_cayley_of, {"symmetric": (3, 3), "skew": (3, 3)}, 3),
+    Batch("factored", bijectors.FactoredReflection, {"u": (3, 3), "v": (3, 3), "eigenvalues": (3,)}, 3),
     Batch("householder", bijectors.Householder, {"v": (3, 2)}, 3),
     Batch("act_norm", bijectors.ActNorm, {"shift": (3,), "log_scale": (3,)}, 3),
 ]
