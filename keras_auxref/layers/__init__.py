@@ -9,6 +9,7 @@ from keras_auxref.layers.modrelu import ModReLU
 from keras_auxref.layers.orthogonal_dense import OrthogonalDense
 from keras_auxref.layers.orthogonal_rnn import OrthogonalRNN
 from keras_auxref.layers.orthogonal_rnn_cell import OrthogonalRNNCell
+from keras_auxref.layers.qr_dense import QRDense
 from keras_auxref.layers.squeeze import Squeeze
 from keras_auxref.layers.svd_dense import SVDDense
 
@@ -22,6 +23,7 @@ __all__ = [
     "OrthogonalDense",
     "OrthogonalRNN",
     "OrthogonalRNNCell",
+    "QRDense",
     "SVDDense",
     "Squeeze",
 ]

@@ -15,6 +15,7 @@ from keras_auxref.layers import (
     FactoredReflection,
     InvertibleDense,
     OrthogonalDense,
+    QRDense,
     Squeeze,
     SVDDense,
 )
@@ -32,6 +33,8 @@ CASES = {
     "cayley": (OrthogonalDense, {"map": "cayley"}, (2, 3, 2, 4)),
     "exp": (OrthogonalDense, {"map": "exp"}, (1, 3)),
     "svd": (SVDDense, {"map": "cayley", "use_bias": True, "singular_bounds": (0.5, 2.0)}, (3, 5)),
+    "qr": (QRDense, {"reflections": 3, "kernel_initializer": "glorot_uniform"}, (3, 5)),
+    "qr_factored": (QRDense, {"rotation": "factored"}, (2, 3, 4)),
     "act_norm": (ActNorm, {}, (4, 3)),
     "act_norm_image": (ActNorm, {}, (2, 3, 5, 1)),
     "dense": (InvertibleDense, {}, (3, 5)),
