@@ -63,6 +63,20 @@ def test_nothing_imports_upwards():
     assert wrong == []
 
 
+def test_layers_and_what_they_are_made_of_do_not_import_tensorflow():
+    """Other backends neither need nor load it: where it is used, it is imported inside of the function that uses it."""
+    wrong = []
+    for path in PACKAGE.rglob("*.py"):
+        room = path.relative_to(PACKAGE).with_suffix("").parts[0]
+        if room in ("ops", "bijectors", "flows", "serving"):
+            continue
+        for node in ast.parse(path.read_text()).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            wrong += [f"{path.name} imports {name}" for name in names if name.split(".")[0].startswith("tensorflow")]
+    assert wrong == []
+
+
 def test_models_load_after_importing_the_package_and_nothing_else(tmp_path):
     import numpy as np
 

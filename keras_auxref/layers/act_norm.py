@@ -11,6 +11,7 @@ from keras_auxref.kernels.certificate import Certificate, not_proven, proven
 from keras_auxref.layers._checks import as_input, last_axis, require_built, require_floating
 from keras_auxref.ops._affine import affine, affine_inverse, channel_log_det, standardization
 from keras_auxref.ops._checks import check_finite
+from keras_auxref.typing import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -49,7 +50,7 @@ class ActNorm(Invertible, keras.layers.Layer):
         require_floating(self, self.compute_dtype)
         self.supports_masking = True
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Shape) -> None:
         d = last_axis(self, input_shape)
         self.shift = self.add_weight(name="shift", shape=(d,), initializer="zeros", autocast=False)
         self.log_scale = self.add_weight(name="log_scale", shape=(d,), initializer="zeros", autocast=False)
@@ -58,7 +59,7 @@ class ActNorm(Invertible, keras.layers.Layer):
         )
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: d})
 
-    def initialize(self, x: Any) -> None:
+    def initialize(self, x: Tensor) -> None:
         """Sets shift and log_scale from data, and the flag `initialized`.
 
         Args:
@@ -73,19 +74,19 @@ class ActNorm(Invertible, keras.layers.Layer):
         self.log_scale.assign(log_scale)
         self.initialized.assign(1)
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor) -> Tensor:
         inputs = as_input(self, inputs)
         return affine(inputs, *self._weights_as(inputs.dtype))
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         return input_shape
 
-    def inverse(self, y: Any) -> Any:
+    def inverse(self, y: Tensor) -> Tensor:
         """x = y·exp(−log_scale) − shift."""
         y = self._tensor(y, "inverse")
         return affine_inverse(y, *self._weights_as(y.dtype))
 
-    def log_det_jacobian(self, x: Any) -> Any:
+    def log_det_jacobian(self, x: Tensor) -> Tensor:
         """Σ log_scale for every vector on the last axis of x, shape `(batch, ...)`."""
         x = self._tensor(x, "log_det_jacobian")
         return channel_log_det(x, self._weights_as(x.dtype)[1])

@@ -11,7 +11,7 @@ from keras_auxref.invertible import Invertible
 from keras_auxref.kernels.certificate import Certificate, not_proven, proven
 from keras_auxref.layers._checks import as_input, last_axis, require_built, require_floating
 from keras_auxref.ops._coupling import build_network, checked_bound, couple, coupling_log_det, coupling_sizes, uncouple
-from keras_auxref.typing import Tensor
+from keras_auxref.typing import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -60,7 +60,7 @@ class AffineCoupling(Invertible, keras.layers.Layer):
         self.hidden, self.bound = hidden, checked_bound(bound)
         self._own_network = network is None
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Shape) -> None:
         d = last_axis(self, input_shape)
         size, moved = coupling_sizes(d, type(self).__name__)
         if self._own_network:
@@ -69,7 +69,7 @@ class AffineCoupling(Invertible, keras.layers.Layer):
         self.event_ndims = len(input_shape) - 1
         self.input_spec = keras.layers.InputSpec(ndim=len(input_shape), axes={-1: d})
 
-    def _default_network(self, input_shape: Any, channels: int) -> Any:
+    def _default_network(self, input_shape: Shape, channels: int) -> Any:
         dense, conv = keras.layers.Dense, keras.layers.Conv2D
         hidden = {"activation": "relu", "dtype": self.dtype_policy}
         last = {"kernel_initializer": "zeros", "dtype": self.dtype_policy}
@@ -92,10 +92,10 @@ class AffineCoupling(Invertible, keras.layers.Layer):
             outputs = part(outputs)
         return keras.Model(inputs, outputs, name="network")
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor) -> Tensor:
         return couple(as_input(self, inputs), self.network, self.bound)[0]
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         return input_shape
 
     def forward_and_log_det(self, x: Tensor, training: bool | None = None) -> tuple[Tensor, Tensor]:
@@ -106,11 +106,11 @@ class AffineCoupling(Invertible, keras.layers.Layer):
         y, log_scale = couple(x, self.network, self.bound)
         return y, coupling_log_det(log_scale, self.event_ndims)
 
-    def inverse(self, y: Any) -> Any:
+    def inverse(self, y: Tensor) -> Tensor:
         """x = (y_a, y_b/s − t), with one pass of the network."""
         return uncouple(self._tensor(y, "inverse"), self.network, self.bound)[0]
 
-    def log_det_jacobian(self, x: Any) -> Any:
+    def log_det_jacobian(self, x: Tensor) -> Tensor:
         """Σ log s of every event, shape `(batch,)`."""
         return self.forward_and_log_det(self._tensor(x, "log_det_jacobian"))[1]
 

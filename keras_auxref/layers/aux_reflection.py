@@ -12,7 +12,7 @@ from keras_auxref.layers._checks import as_input, at_least_float32, last_axis, r
 from keras_auxref.layers._frozen import Freezable
 from keras_auxref.ops._checks import HALF, as_tensor
 from keras_auxref.ops.reflect import central_coefficient, coefficient
-from keras_auxref.typing import Tensor
+from keras_auxref.typing import Shape, Tensor
 
 BRANCH_MOMENTUM = 0.9
 
@@ -81,7 +81,7 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
         self.supports_masking = True
         self._weights_of_kernel: dict[str, Any] = {}
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Shape) -> None:
         d = last_axis(self, input_shape)
         if self.network is not None:
             self._build_network(input_shape)
@@ -111,7 +111,7 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
                 )
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: d})
 
-    def _build_network(self, input_shape: Any) -> None:
+    def _build_network(self, input_shape: Shape) -> None:
         if not self.network.built:
             self.network.build(input_shape)
         probe = keras.KerasTensor(input_shape, dtype=self.compute_dtype)
@@ -142,11 +142,11 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
         moved = branch + (1 - BRANCH_MOMENTUM) * (keras.ops.cast(keras.ops.mean(c), branch.dtype) - branch)
         self.branch.assign(keras.ops.where(keras.ops.isfinite(moved), moved, branch))
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         return input_shape
 
     @property
-    def kernel(self) -> Any:
+    def kernel(self) -> Tensor:
         """W as the layer uses it, a tensor of shape (d, d) computed from the trainable weights.
 
         In half and in mixed precision W is computed in float32, and used as it is where the kernel promises a bijection:
@@ -171,18 +171,18 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
             return {"symmetric": symmetric}
         return {"factors": self.once("factors", lambda: ops.factorize(self.kernel, symmetric))}
 
-    def inverse(self, y: Any) -> Any:
+    def inverse(self, y: Tensor) -> Tensor:
         """x with f(x) = y. See `ops.inverse` for what is guaranteed; `certificate()` tells whether x is unique."""
         return self._with_kernel(ops.inverse, y, "inverse", near=self._near(), **self._factoring())
 
     def _near(self) -> Tensor | None:
         return None if self.branch is None else keras.ops.convert_to_tensor(self.branch)
 
-    def log_det_jacobian(self, x: Any) -> Any:
+    def log_det_jacobian(self, x: Tensor) -> Tensor:
         """log|det ∂f/∂x| for every vector on the last axis of x, shape `(batch, ...)`."""
         return self._with_kernel(ops.log_det_jacobian, x, "log_det_jacobian", **self._factoring())
 
-    def forward_and_log_det(self, x: Any, training: bool | None = None) -> tuple[Any, Any]:
+    def forward_and_log_det(self, x: Tensor, training: bool | None = None) -> tuple[Any, Any]:
         """f(x) and log|det ∂f/∂x|, from one computation of W."""
         self._require_kernel("forward_and_log_det")
         x, w = self._operands(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype))
@@ -192,7 +192,7 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
         y, log_det = (keras.ops.cast(result, self.compute_dtype) for result in results)
         return y, log_det
 
-    def coefficient(self, x: Any) -> Any:
+    def coefficient(self, x: Tensor) -> Tensor:
         """c(x) = 2 uᵀx/‖u‖², u = W x, for every vector on the last axis: which branch of the inverse x lies on."""
         return self._with_kernel(coefficient, x, "coefficient")
 
@@ -213,7 +213,7 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
         self._require_kernel("bijector")
         return super().bijector(**kwargs)
 
-    def _with_kernel(self, function: Any, x: Any, name: str, **kwargs: Any) -> Any:
+    def _with_kernel(self, function: Any, x: Tensor, name: str, **kwargs: Any) -> Any:
         self._require_kernel(name)
         x, w = self._operands(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype))
         return keras.ops.cast(function(x, w, **kwargs), self.compute_dtype)

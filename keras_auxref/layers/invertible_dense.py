@@ -51,7 +51,7 @@ class InvertibleDense(Freezable, Invertible, keras.layers.Layer):
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.supports_masking = True
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Shape) -> None:
         d = last_axis(self, input_shape)
         self.kernel = self.add_weight(
             name="kernel",
@@ -81,17 +81,17 @@ class InvertibleDense(Freezable, Invertible, keras.layers.Layer):
         inputs = as_input(self, inputs)
         return keras.ops.matmul(inputs, keras.ops.transpose(keras.ops.cast(self.matrix, inputs.dtype)))
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         return input_shape
 
-    def inverse(self, y: Any) -> Any:
+    def inverse(self, y: Tensor) -> Tensor:
         """x = W⁻¹y, by a solve in float64."""
         y = self._tensor(y, "inverse")
         if self.is_frozen:
             return multiply_rows(self.once("inverse", lambda: inverse_matrix(self.matrix)), y)
         return solve_rows(self.matrix, y)
 
-    def log_det_jacobian(self, x: Any) -> Any:
+    def log_det_jacobian(self, x: Tensor) -> Tensor:
         """log|det W| for every vector on the last axis of x, shape `(batch, ...)`; −∞ for a singular W."""
         x = self._tensor(x, "log_det_jacobian")
         value = self.once("log_abs_det", lambda: log_abs_det(self.matrix))

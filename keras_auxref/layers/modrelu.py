@@ -7,6 +7,7 @@ import keras
 from keras_auxref._keras import PACKAGE
 from keras_auxref.layers._checks import as_input, last_axis
 from keras_auxref.ops.recurrence import modrelu
+from keras_auxref.typing import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -37,15 +38,15 @@ class ModReLU(keras.layers.Layer):
         self.bias_regularizer = keras.regularizers.get(bias_regularizer)
         self.supports_masking = True
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Shape) -> None:
         d = last_axis(self, input_shape)
         self.bias = self.add_weight(name="bias", shape=(d,), initializer=self.bias_initializer, regularizer=self.bias_regularizer)
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: d})
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor) -> Tensor:
         return modrelu(as_input(self, inputs), self.bias)
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         return input_shape
 
     def get_config(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from keras_auxref.ops._rows import map_rows
 from keras_auxref.ops.cayley import cayley_inverse
 from keras_auxref.ops.householder_product import householder_matrix, householder_vectors
 from keras_auxref.ops.matrix_exp import matrix_exp_inverse
+from keras_auxref.typing import Shape, Tensor
 
 _TO_MATRIX = {"householder": householder_matrix, "cayley": ops.cayley, "exp": ops.matrix_exp}
 _FROM_MATRIX = {"cayley": cayley_inverse, "exp": matrix_exp_inverse}
@@ -87,7 +88,7 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.supports_masking = True
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Shape) -> None:
         d = last_axis(self, input_shape)
         if self.reflections is not None and self.reflections > d:
             raise ValueError(
@@ -103,7 +104,7 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
         )
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: d})
 
-    def _initial_kernel(self, shape: Any, dtype: Any = None) -> Any:
+    def _initial_kernel(self, shape: Shape, dtype: Any = None) -> Tensor:
         d, k = shape
         if self.kernel_initializer is None:
             # U(−1/√d, 1/√d) also for k < d columns.
@@ -127,24 +128,24 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
                 f"{zeros} of {vectors.shape[1]} columns are zero, from {type(self.kernel_initializer).__name__}"
             )
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor) -> Tensor:
         return self._apply(as_input(self, inputs), inverse=False)
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         return input_shape
 
     @property
-    def matrix(self) -> Any:
+    def matrix(self) -> Tensor:
         """U as a tensor of shape (d, d), computed from the trainable weight."""
         require_built(self, "matrix")
         return self.once("matrix", lambda: _TO_MATRIX[self.map](at_least_float32(self.kernel)))
 
-    def inverse(self, y: Any) -> Any:
+    def inverse(self, y: Tensor) -> Tensor:
         """x = Uᵀy, with U x = y."""
         require_built(self, "inverse")
         return self._apply(keras.ops.convert_to_tensor(y, dtype=self.compute_dtype), inverse=True)
 
-    def log_det_jacobian(self, x: Any) -> Any:
+    def log_det_jacobian(self, x: Tensor) -> Tensor:
         """log|det U| = 0 for every vector on the last axis of x, shape `(batch, ...)`."""
         return keras.ops.zeros_like(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)[..., 0])
 
@@ -167,7 +168,7 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
         dense.kernel.assign(u.T)
         return dense
 
-    def _apply(self, x: Any, inverse: bool) -> Any:
+    def _apply(self, x: Tensor, inverse: bool) -> Tensor:
         if self.map == "householder" and not self.is_frozen:
             # The reflections are their own inverses: Uᵀ = H(v_k)…H(v₁).
             v = at_least_float32(self.kernel)
@@ -185,5 +186,5 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
         }
 
 
-def _float64(x: Any) -> np.ndarray:
+def _float64(x: Tensor) -> np.ndarray:
     return keras.ops.convert_to_numpy(x).astype(np.float64)

@@ -9,7 +9,7 @@ from keras_auxref.layers._checks import as_input
 from keras_auxref.layers.modrelu import ModReLU
 from keras_auxref.layers.orthogonal_rnn_cell import OrthogonalRNNCell
 from keras_auxref.ops.recurrence import ACTIVATIONS, recurrence
-from keras_auxref.typing import Shape
+from keras_auxref.typing import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -122,10 +122,10 @@ class OrthogonalRNN(keras.layers.RNN):
         self.cell.holds_initial_state = initial_state_shape is None
         super().build(sequences_shape, initial_state_shape)
 
-    def call(self, sequences: Any, initial_state: Any = None, mask: Any = None, training: bool = False) -> Any:
+    def call(self, sequences: Tensor, initial_state: Any = None, mask: Any = None, training: bool = False) -> Tensor:
         return super().call(as_input(self, sequences), initial_state=initial_state, mask=mask, training=training)
 
-    def inner_loop(self, sequences: Any, initial_state: Any, mask: Any, training: bool = False) -> Any:
+    def inner_loop(self, sequences: Tensor, initial_state: Any, mask: Any, training: bool = False) -> Any:
         cell = self.cell
         kernel, sequences = cell.transition_kernel(), cell.drop(sequences, training)
         activation = self._fused_activation(mask, training)

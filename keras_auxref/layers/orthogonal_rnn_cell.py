@@ -16,6 +16,7 @@ from keras_auxref.layers.aux_reflection import AuxReflection
 from keras_auxref.layers.modrelu import ModReLU
 from keras_auxref.layers.orthogonal_dense import OrthogonalDense
 from keras_auxref.ops._rows import map_rows
+from keras_auxref.typing import Shape, Tensor
 
 _TRANSITIONS = ("aux", "cayley", "exp", "householder")
 
@@ -130,7 +131,7 @@ class OrthogonalRNNCell(keras.layers.SimpleRNNCell):
             return AuxReflection(kernel_initializer=ReflectionOf(start) if is_orthogonal else start, **arguments)
         return OrthogonalDense(self.transition, self.reflections, kernel_initializer=start, **arguments)
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Shape) -> None:
         d = last_axis(self, input_shape)
         self.kernel = self.add_weight(
             name="kernel",
@@ -157,7 +158,7 @@ class OrthogonalRNNCell(keras.layers.SimpleRNNCell):
         if isinstance(self.activation, keras.layers.Layer) and not self.activation.built:
             self.activation.build((None, self.units))
 
-    def call(self, inputs: Any, states: Any, training: bool = False) -> Any:
+    def call(self, inputs: Tensor, states: Any, training: bool = False) -> Tensor:
         h = states[0] if isinstance(states, list | tuple) else states
         if self._hoisted is None:
             kernel, x = self.transition_kernel(), self.project(self.drop(as_input(self, inputs), training))
@@ -169,17 +170,17 @@ class OrthogonalRNNCell(keras.layers.SimpleRNNCell):
         output = self.activation(self._move(h, kernel) + x)
         return output, [output] if isinstance(states, list | tuple) else output
 
-    def _move(self, h: Any, kernel: Any) -> Any:
+    def _move(self, h: Tensor, kernel: Tensor) -> Tensor:
         if self.transition == "aux":
             return ops.reflect(h, kernel)
         return keras.ops.matmul(h, keras.ops.transpose(kernel))
 
-    def transition_kernel(self) -> Any:
+    def transition_kernel(self) -> Tensor:
         """W of an auxiliary reflection or the orthogonal matrix U, of shape (n, n)."""
         kernel = self.transition_map.kernel if self.transition == "aux" else self.transition_map.matrix
         return keras.ops.cast(kernel, self.compute_dtype)
 
-    def drop(self, inputs: Any, training: bool) -> Any:
+    def drop(self, inputs: Tensor, training: bool) -> Tensor:
         """The inputs of one step or, of shape `(batch, time, features)`, of all, with dropout while training."""
         if not (training and self.dropout):
             return inputs
@@ -187,13 +188,13 @@ class OrthogonalRNNCell(keras.layers.SimpleRNNCell):
         mask = self.get_dropout_mask(inputs if is_step else inputs[:, 0])
         return inputs * (mask if is_step else mask[:, None])
 
-    def project(self, inputs: Any) -> Any:
+    def project(self, inputs: Tensor) -> Tensor:
         """V x + b on the last axis of inputs of any rank."""
         projected = map_rows(lambda rows: keras.ops.matmul(rows, self.kernel), inputs)
         return projected if self.bias is None else projected + self.bias
 
     @contextmanager
-    def hoisted(self, kernel: Any) -> Iterator[None]:
+    def hoisted(self, kernel: Tensor) -> Iterator[None]:
         """While a sequence is read: the kernel of the transition is given, and the inputs are projected already."""
         self._hoisted = kernel
         try:

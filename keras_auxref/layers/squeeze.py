@@ -9,6 +9,7 @@ from keras_auxref.invertible import Invertible
 from keras_auxref.kernels.certificate import Certificate, proven
 from keras_auxref.layers._checks import as_input
 from keras_auxref.ops._squeeze import checked_factor, squeeze, squeezed_shape, unsqueeze, unsqueezed_shape
+from keras_auxref.typing import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -42,26 +43,26 @@ class Squeeze(Invertible, keras.layers.Layer):
         self.factor = checked_factor(factor, type(self).__name__)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Shape) -> None:
         self.compute_output_shape(input_shape)
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor) -> Tensor:
         self.compute_output_shape(inputs.shape)
         return squeeze(as_input(self, inputs), self.factor)
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         return squeezed_shape(input_shape, self.factor, type(self).__name__)
 
-    def inverse_output_shape(self, output_shape: Any) -> Any:
+    def inverse_output_shape(self, output_shape: Shape) -> Shape:
         return unsqueezed_shape(output_shape, self.factor, type(self).__name__)
 
-    def inverse(self, y: Any) -> Any:
+    def inverse(self, y: Tensor) -> Tensor:
         """The image whose patches are the pixels of y."""
         y = keras.ops.convert_to_tensor(y, dtype=self.compute_dtype)
         self.inverse_output_shape(y.shape)
         return unsqueeze(y, self.factor)
 
-    def log_det_jacobian(self, x: Any) -> Any:
+    def log_det_jacobian(self, x: Tensor) -> Tensor:
         """0 for every image, shape `(batch,)`."""
         x = keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)
         return keras.ops.zeros_like(x[..., 0, 0, 0])

@@ -12,7 +12,7 @@ from keras_auxref.kernels.certificate import Certificate, not_proven, proven
 from keras_auxref.layers._checks import last_axis, require_built
 from keras_auxref.layers.aux_reflection import AuxReflection
 from keras_auxref.layers.orthogonal_dense import OrthogonalDense
-from keras_auxref.typing import Tensor
+from keras_auxref.typing import Shape, Tensor
 
 _START = (0.99, 1.01)
 
@@ -110,7 +110,7 @@ class SVDDense(Invertible, keras.layers.Layer):
             return AuxReflection(**arguments)
         return OrthogonalDense(self.map, self.reflections, **arguments)
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Shape) -> None:
         d = last_axis(self, input_shape)
         units = self.units or d
         self.v.build(input_shape)
@@ -124,7 +124,7 @@ class SVDDense(Invertible, keras.layers.Layer):
             )
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: d})
 
-    def _initial_singular_weight(self, shape: Any, dtype: Any = None) -> Any:
+    def _initial_singular_weight(self, shape: Shape, dtype: Any = None) -> Tensor:
         start = keras.random.uniform(shape, *_START, dtype="float32")
         if self.singular_bounds is not None:
             low, high = self.singular_bounds
@@ -133,7 +133,7 @@ class SVDDense(Invertible, keras.layers.Layer):
             start = keras.ops.log(share) - keras.ops.log(1 - share)
         return keras.ops.cast(start, dtype)
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor) -> Tensor:
         x = self.v(inputs)
         sigma = keras.ops.cast(self.singular_values, x.dtype)
         kept, units = sigma.shape[0], self.units or x.shape[-1]
@@ -145,11 +145,11 @@ class SVDDense(Invertible, keras.layers.Layer):
             x = x + self.bias
         return self.activation(x)
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         return (*input_shape[:-1], self.units or input_shape[-1])
 
     @property
-    def singular_values(self) -> Any:
+    def singular_values(self) -> Tensor:
         """σ as a tensor of shape (min(d, units),), computed from the trainable weight."""
         require_built(self, "singular_values")
         s = keras.ops.convert_to_tensor(self.singular_weight)
