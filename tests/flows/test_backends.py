@@ -16,8 +16,8 @@ from tests.flows.support import disturb, images
 
 SCRIPT, ROOT = Path(__file__).parent / "on_a_backend.py", Path(__file__).parents[2]
 SHAPE = (4, 4, 3)
-MIXINGS = [("jax", "conv"), *(pytest.param("jax", m, marks=pytest.mark.slow) for m in ("householder", "fixed"))]
-MIXINGS += [pytest.param("torch", "conv", marks=pytest.mark.slow)]
+MIXINGS = [("jax", "aux_factored"), *(pytest.param("jax", m, marks=pytest.mark.slow) for m in ("conv", "householder", "fixed"))]
+MIXINGS += [pytest.param("torch", m, marks=pytest.mark.slow) for m in ("aux_factored", "conv")]
 
 
 @pytest.mark.parametrize(("backend", "mixing"), MIXINGS)
