@@ -80,7 +80,7 @@ def arguments() -> Any:
         action="append",
         dest="mixings",
         choices=MIXINGS,
-        help="a map between channels to train; repeat for several (default: aux, aux_relaxed_cayley and conv; cifar10: all six)",
+        help="a map between channels to train; repeat for several (default: aux_factored, aux and conv; cifar10: all)",
     )
     p.add_argument("--levels", type=cli.positive, metavar="L", help=f"levels of the flow ({by_dataset('levels')})")
     p.add_argument("--steps", type=cli.positive, metavar="K", help=f"steps of each level ({by_dataset('steps')})")

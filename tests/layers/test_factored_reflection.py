@@ -276,3 +276,18 @@ def test_other_backends(backend):
     pytest.importorskip(backend)
     done = subprocess.run([sys.executable, "-c", OTHER_BACKEND, backend], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.split() == ["right"], done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_map_and_inverse_convert_to_onnx(rng, tmp_path):
+    """No factorisation and no loop over data: unlike for other kernels, the inverse is made of operations that ONNX has."""
+    onnxruntime, tf2onnx = pytest.importorskip("onnxruntime"), pytest.importorskip("tf2onnx")
+    layer, x = built(4, rng), rng.normal(size=(3, 4)).astype("float32")
+    y = layer(x).numpy()
+    for name, function, given, expected in (("forward", layer.call, x, y), ("inverse", layer.inverse, y, x)):
+        signature = [tf.TensorSpec([None, 4], name="vectors")]
+        with frozen(layer, keep=np.asarray):
+            traced = tf.function(function, input_signature=signature, autograph=False)
+            tf2onnx.convert.from_function(traced, input_signature=signature, output_path=str(tmp_path / f"{name}.onnx"))
+        session = onnxruntime.InferenceSession(tmp_path / f"{name}.onnx")
+        np.testing.assert_allclose(session.run(None, {"vectors": given})[0], expected, atol=1e-5)
