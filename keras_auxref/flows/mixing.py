@@ -7,7 +7,7 @@ import keras
 
 from keras_auxref import kernels
 from keras_auxref.initializers import FixedPointFree, ReflectionOf
-from keras_auxref.layers import AuxReflection, FactoredReflection, InvertibleDense, OrthogonalDense
+from keras_auxref.layers import AuxReflection, FactoredReflection, InvertibleDense, OrthogonalDense, QRDense
 
 Builder = Callable[[FixedPointFree, dict[str, Any]], list[keras.layers.Layer]]
 
@@ -49,6 +49,10 @@ def _conv(start: FixedPointFree, common: dict[str, Any]) -> list[keras.layers.La
     return [InvertibleDense(kernel_initializer=start, **common)]
 
 
+def _qr(start: FixedPointFree, common: dict[str, Any]) -> list[keras.layers.Layer]:
+    return [QRDense(kernel_initializer=start, **common)]
+
+
 def _fixed(start: FixedPointFree, common: dict[str, Any]) -> list[keras.layers.Layer]:
     return [InvertibleDense(kernel_initializer=start, trainable=False, **common)]
 
@@ -61,6 +65,7 @@ _BUILDERS: dict[str, Builder] = {
     "aux_relaxed_cayley": _aux_relaxed_cayley,
     "householder": _householder,
     "conv": _conv,
+    "qr": _qr,
     "fixed": _fixed,
 }
 MIXINGS = tuple(_BUILDERS)
@@ -89,6 +94,7 @@ def build_mixing(mixing: Any, seed: int, name: str, dtype: Any) -> list[keras.la
         aux_relaxed_cayley   f(x), W = (S + K)⁻¹ with κ(S) < 2, started at I − Q: provably invertible
         householder          H(v₁)…H(v_c) x for c channels, started at Q
         conv                 W x, started at Q: the invertible 1×1 convolution of Kingma & Dhariwal
+        qr                   Q R x, Q of c reflections and R triangular with a positive diagonal, started at R = I
         fixed                Q x, not trained
 
     A `kernels.Spectral` or `kernels.RelaxedCayley` instance in the place of a name takes that kernel, with its settings.

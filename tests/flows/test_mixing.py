@@ -41,6 +41,7 @@ def test_only_what_should_train_is_trainable():
         "aux_relaxed_cayley": [32],
         "householder": [16],
         "conv": [16],
+        "qr": [26],
         "fixed": [0],
     }
 
@@ -64,6 +65,7 @@ def test_xla_is_for_mixings_that_it_can_factor():
         "aux_relaxed_cayley": False,
         "householder": True,
         "conv": True,
+        "qr": True,
         "fixed": True,
     }
     assert supports_xla(kernels.Spectral())
