@@ -19,7 +19,8 @@ picks_rows = pytest.mark.xfail(strict=True, reason="the inverse picks rows, whic
 def _case(case):
     parameter = traced(case)
     aux = case.name.startswith(("aux", "view_aux"))
-    return pytest.param(case, marks=[*parameter.marks, *([picks_rows] if aux else [])], id=case.name)
+    general = [pytest.mark.slow] if case.name == "aux" else []  # a long way to fail
+    return pytest.param(case, marks=[*parameter.marks, *general, *([picks_rows] if aux else [])], id=case.name)
 
 
 @pytest.mark.parametrize("case", [_case(case) for case in CASES])
