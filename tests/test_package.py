@@ -102,7 +102,7 @@ import keras_auxref
 before = mine()
 import importlib, pkgutil
 for module in pkgutil.walk_packages(keras_auxref.__path__, "keras_auxref."):
-    if not module.name.endswith(("show", "__main__")):
+    if not module.name.endswith(("show", "__main__")) and ".backend." not in module.name:
         importlib.import_module(module.name)
 print(len(before), *(mine() - before))
 """
@@ -133,12 +133,8 @@ for computed, target in [
     (k.einsum("nij,nj->ni", ops.jacobian(x, w), k.convert_to_tensor(x)), expected),  # f is homogeneous: J x = f(x)
 ]:
     print(float(np.abs(k.convert_to_numpy(computed) - target).max()) < 1e-4)
-try:
-    ops.inverse(x, w)
-except NotImplementedError as error:
-    print("{backend}" in str(error))
 """
-    assert _run(code) == ["True"] * 5
+    assert _run(code) == ["True"] * 4
 
 
 def test_docstring_examples():

@@ -3,8 +3,7 @@
 import keras
 from keras import ops
 
-from keras_auxref.ops._rows import epsilon
-from keras_auxref.ops.householder import largest
+from keras_auxref.ops._rows import epsilon, largest
 from keras_auxref.typing import Tensor
 
 EXACT_UP_TO = 128

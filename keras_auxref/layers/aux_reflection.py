@@ -124,8 +124,8 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
         if self.network is not None:
             return ops.householder(self.network(inputs), inputs)
         x, w = self._operands(inputs)
-        if training:
-            self._follow_branch(x, w)
+        if training and self._follows:
+            self._follow_branch(coefficient(keras.ops.stop_gradient(x), keras.ops.stop_gradient(w)))
         return keras.ops.cast(ops.reflect(x, w), inputs.dtype)
 
     def _operands(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,11 +134,15 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
         dtype = w.dtype if self.parametrization.promises and self.compute_dtype in HALF else x.dtype
         return keras.ops.cast(x, dtype), keras.ops.cast(w, dtype)
 
-    def _follow_branch(self, x: Tensor, w: Tensor) -> None:
-        if self.branch is None or not self.trainable:  # frozen is frozen, as in BatchNormalization
+    @property
+    def _follows(self) -> bool:
+        """Whether training moves the branch. Frozen is frozen, as in BatchNormalization."""
+        return self.branch is not None and self.trainable
+
+    def _follow_branch(self, c: Tensor) -> None:
+        if not self._follows:
             return
         branch = keras.ops.convert_to_tensor(self.branch)
-        c = coefficient(keras.ops.stop_gradient(x), keras.ops.stop_gradient(w))
         moved = branch + (1 - BRANCH_MOMENTUM) * (keras.ops.cast(keras.ops.mean(c), branch.dtype) - branch)
         self.branch.assign(keras.ops.where(keras.ops.isfinite(moved), moved, branch))
 
@@ -186,11 +190,10 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
         """f(x) and log|det ∂f/∂x|, from one computation of W."""
         self._require_kernel("forward_and_log_det")
         x, w = self._operands(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype))
+        y, log_det, c = ops.reflect_and_log_det(x, w, **self._factoring())
         if training:
-            self._follow_branch(x, w)
-        results = ops.reflect(x, w), ops.log_det_jacobian(x, w, **self._factoring())
-        y, log_det = (keras.ops.cast(result, self.compute_dtype) for result in results)
-        return y, log_det
+            self._follow_branch(c)
+        return keras.ops.cast(y, self.compute_dtype), keras.ops.cast(log_det, self.compute_dtype)
 
     def coefficient(self, x: Tensor) -> Tensor:
         """c(x) = 2 uᵀx/‖u‖², u = W x, for every vector on the last axis: which branch of the inverse x lies on."""
@@ -206,7 +209,7 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
         self._require_kernel("proof")
         w = self.kernel
         symmetric = True if self.parametrization.symmetric else None
-        return ops.inverse_with_info(keras.ops.zeros((1, w.shape[0]), dtype=w.dtype), w, symmetric=symmetric).certified
+        return ops.is_certified(w, symmetric)
 
     def bijector(self, **kwargs: Any) -> Any:
         """A new TFP bijector over the weights of this layer: a view, never a copy."""

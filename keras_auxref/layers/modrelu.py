@@ -6,7 +6,7 @@ import keras
 
 from keras_auxref._keras import PACKAGE
 from keras_auxref.layers._checks import as_input, last_axis
-from keras_auxref.ops.recurrence import modrelu
+from keras_auxref.ops.activations import modrelu
 from keras_auxref.typing import Shape, Tensor
 
 

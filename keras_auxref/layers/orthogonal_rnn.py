@@ -8,7 +8,8 @@ from keras_auxref._keras import PACKAGE
 from keras_auxref.layers._checks import as_input
 from keras_auxref.layers.modrelu import ModReLU
 from keras_auxref.layers.orthogonal_rnn_cell import OrthogonalRNNCell
-from keras_auxref.ops.recurrence import ACTIVATIONS, recurrence
+from keras_auxref.ops.activations import ACTIVATIONS
+from keras_auxref.ops.recurrence import recurrence
 from keras_auxref.typing import Shape, Tensor
 
 

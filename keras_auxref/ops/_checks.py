@@ -5,6 +5,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_auxref.typing import Tensor
+
 HALF = ("float16", "bfloat16")
 
 
@@ -28,17 +30,30 @@ def as_tensor(value: Any, name: str) -> Any:
     return tensor
 
 
-def check_vector(x: Any, name: str) -> None:
-    """Vectors live on the last axis, so a scalar has none."""
-    if len(x.shape) < 1:
-        raise ValueError(f"`{name}` must have at least one axis. Expected shape (..., d). Received: {tuple(x.shape)}")
+def check_vector(x: Tensor, name: str) -> None:
+    """Vectors live on the last axis, so a scalar has none, and a tensor of unknown rank no last axis."""
+    if not _rank(x):
+        received = "unknown rank" if _rank(x) is None else tuple(x.shape)
+        raise ValueError(f"`{name}` must have at least one axis. Expected shape (..., d). Received: {received}")
 
 
-def check_vectors_and_matrix(x: Any, w: Any, name: str) -> None:
+def _rank(x: Tensor) -> int | None:
+    """The number of axes, where it is known."""
+    rank = getattr(x.shape, "rank", 0)
+    return None if rank is None else len(x.shape)
+
+
+def check_square(w: Tensor, name: str) -> None:
+    """`w` of shape (d, d), d known."""
+    if _rank(w) != 2 or w.shape[0] is None or w.shape[0] != w.shape[1]:
+        received = "unknown rank" if _rank(w) is None else tuple(w.shape)
+        raise ValueError(f"`{name}` must be a square matrix of known size. Expected shape (d, d). Received: {received}")
+
+
+def check_vectors_and_matrix(x: Tensor, w: Tensor, name: str) -> None:
     """`x` of shape (..., d) and `w` of shape (d, d), one dtype, and finite where that can be seen."""
     check_vector(x, name)
-    if len(w.shape) != 2 or w.shape[0] != w.shape[1]:
-        raise ValueError(f"`w` must be a square matrix. Expected shape (d, d). Received: {tuple(w.shape)}")
+    check_square(w, "w")
     if x.shape[-1] is not None and x.shape[-1] != w.shape[0]:
         raise ValueError(
             f"The last axis of `{name}` must match `w`. Expected shape (..., {w.shape[0]}) for a `w` of shape {tuple(w.shape)}. "
@@ -91,13 +106,12 @@ def require_tensorflow(function: str) -> None:
         )
 
 
-def prepare(x: Any, w: Any, name: str, function: str) -> tuple[Any, Any, Any]:
-    """Checked tensors for a function that needs TensorFlow, in float32 at least, and the dtype of the result."""
-    require_tensorflow(function)
+def prepare(x: Tensor, w: Tensor, name: str) -> tuple[Tensor, Tensor, str]:
+    """Checked tensors, in float32 at least, and the dtype of the result."""
     x, w = as_tensor(x, name), as_tensor(w, "w")
     check_vectors_and_matrix(x, w, name)
-    dtype = x.dtype
-    if dtype.name in HALF:
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    if dtype in HALF:
         x, w = keras.ops.cast(x, "float32"), keras.ops.cast(w, "float32")
     return x, w, dtype
 

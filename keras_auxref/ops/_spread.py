@@ -4,13 +4,15 @@ On the last axis of a, in plain `keras.ops`. (`where` stands where `ops.maximum`
 float32.)
 """
 
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_auxref.ops import backend
 from keras_auxref.ops._checks import is_symbolic
 from keras_auxref.ops._rows import epsilon
 from keras_auxref.typing import Tensor
@@ -82,16 +84,29 @@ def gather(b: Tensor, eigenvalues: Tensor, condition: float = LARGEST_CONDITION)
     """g⁻¹(b) on the last axis of b."""
     steps = newton_steps(condition, keras.backend.standardize_dtype(b.dtype))
     if keras.backend.backend() != "tensorflow" or is_symbolic(b, eigenvalues):
-        return _gather(b, eigenvalues, condition, steps, differentiable=True)
-    from keras_auxref.ops._gradients import with_reference_gradient
+        return _gather(b, eigenvalues, condition=condition, steps=steps, differentiable=True)
 
-    return with_reference_gradient(
-        lambda b, eigenvalues: _gather(b, eigenvalues, condition, steps, differentiable=False),
-        lambda b, eigenvalues: _gather(b, eigenvalues, condition, steps, differentiable=True),
-    )(b, eigenvalues)
+    static = {"condition": condition, "steps": steps}
+
+    def fast(b: Tensor, eigenvalues: Tensor, _: Any) -> tuple[Tensor, tuple[()]]:
+        return backend.shared(_gather, b, eigenvalues, differentiable=False, **static), ()
+
+    def backward(g: Tensor, saved: Any, b: Tensor, eigenvalues: Tensor, _: Any) -> Any:
+        return backend.shared(_gather_vjp, g, b, eigenvalues, **static)
+
+    def reference(g: Tensor, b: Tensor, eigenvalues: Tensor, _: Any) -> Any:
+        return _gather_vjp(g, b, eigenvalues, **static)
+
+    plain = functools.partial(_gather, differentiable=True, **static)
+    return backend.closed_form(fast, backward, reference, (b, eigenvalues), plain=plain)
 
 
-def _gather(b: Tensor, eigenvalues: Tensor, condition: float, steps: int, differentiable: bool) -> Tensor:
+def _gather_vjp(g: Tensor, b: Tensor, eigenvalues: Tensor, *, condition: float, steps: int) -> Any:
+    plain = functools.partial(_gather, condition=condition, steps=steps, differentiable=True)
+    return backend.vjp(plain)(g, b, eigenvalues)
+
+
+def _gather(b: Tensor, eigenvalues: Tensor, *, condition: float, steps: int, differentiable: bool) -> Tensor:
     low, high = ops.min(eigenvalues), ops.max(eigenvalues)
     lam = eigenvalues / ops.stop_gradient(high)
     scaled, zero = _normalised(b)

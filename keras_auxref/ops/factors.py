@@ -1,190 +1,230 @@
-"""One factorisation of W that serves a whole batch: W = P Λ P⁻¹."""
+"""One factorisation of W that serves a whole batch: W = B M B⁻¹, M of real 2×2 blocks."""
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import tensorflow as tf
+from keras import ops
 
-from keras_auxref.ops._checks import as_tensor, check_finite, require_tensorflow
-from keras_auxref.ops._rows import epsilon
-from keras_auxref.ops._shared import shared
-from keras_auxref.ops._xla import inside_xla
-
-SYMMETRIC, EIGEN, EIGEN_WIDE, PER_SAMPLE = range(4)
-_SINGULAR = 1e15  # |c| for which I − cW is numerically −cW, for a W with max|W| = 1
+from keras_auxref.ops import backend
+from keras_auxref.ops._checks import HALF, as_tensor, check_finite, check_square, is_concrete
+from keras_auxref.ops._rows import dtype_of, epsilon, matmul, power_of_two
+from keras_auxref.ops.proof import Bracket, bracket_of, inverse_by_qr
+from keras_auxref.typing import Tensor
 
 
-class Bracket(NamedTuple):
-    """Every preimage has its c in [low, high] = [2λmin(S), 2λmax(S)], S the symmetric part of W⁻¹ (scaled by max|W|).
+class Route(NamedTuple):
+    """One way to answer questions about I − cW for a batch of rows.
 
-    `certified` is True when S or −S is positive definite with condition below 2: then the root is unique.
+    Attributes:
+        basis: `"symmetric"`, orthonormal eigenvectors; `"paired"`, a real basis of a general W; `"rows"`, none: one factorisation
+            per row.
+        wide: Whether the batch has to be in float64, whatever its dtype.
     """
 
-    low: tf.Tensor
-    high: tf.Tensor
-    certified: tf.Tensor
+    basis: str
+    wide: bool
+
+
+SYMMETRIC, PAIRED, PAIRED_WIDE, ROWS = range(4)
+ROUTES = (Route("symmetric", wide=False), Route("paired", wide=False), Route("paired", wide=True), Route("rows", wide=True))
 
 
 class Factors(NamedTuple):
-    """W / scale = Σ_k weight_k Re(λ_k p_k q_kᵀ) in float64, over eigenvalues with Im λ ≥ 0.
+    """W/scale = B M B⁻¹ in float64, M block diagonal with h = ⌈d/2⌉ real blocks [[a₁, b], [−b, a₂]].
 
-    Complex eigenvalues of a real matrix come in conjugate pairs with conjugate contributions, so one of each pair is kept and
-    counted twice, and everything after this point is real arithmetic. For symmetric W all imaginary parts are zero and
-    P is orthogonal.
+    A pair of conjugate eigenvalues a ± ib with eigenvectors r ± is is one block with a₁ = a₂ = a and the columns r, s of B; two
+    real eigenvalues are another, with b = 0. So everything after this point is real arithmetic of a static shape. For symmetric
+    W all b are zero and B is orthogonal. Where d is odd, one column is zero and has the eigenvalue 0.
 
     Attributes:
-        w: W / scale, with the identity in the place of a W that is zero or not finite.
-        scale: The power of two for which max|W| / scale is about 1; NaN when W is not finite.
-        route: How accurate a batch in the dtype asked for will be: `SYMMETRIC`; `EIGEN`, well-conditioned eigenvectors;
-            `EIGEN_WIDE`, only when the batch is in float64; `PER_SAMPLE`, not at all, factor one matrix per vector. A Python
-            integer where it is known while tracing: then the other ways do not come into the graph.
-        weight: (m,), 1 for a real and 2 for a complex eigenvalue.
-        eigenvalue: (2, m), real and imaginary parts of λ.
-        right: (2, m, d), real and imaginary parts of the eigenvectors p_k, the columns of P.
-        left: (2, m, d), real and imaginary parts of the rows q_k of P⁻¹.
-        bracket: Where the inverse looks for c; None where it has not been computed yet.
+        w: W/scale, with the identity in the place of a W that is zero or not finite.
+        scale: The power of two for which max|W|/scale is about 1; NaN when W is not finite.
+        route: Which of `ROUTES` is accurate enough for the dtype asked for. A Python integer where it is known while tracing:
+            then the other ways do not come into the graph.
+        a: (2, h), the diagonals of the blocks.
+        b: (h,).
+        right: (2h, d): its rows are the columns of B, first those that belong to a₁.
+        left: (2h, d): the rows of B⁻¹.
+        bracket: Where the inverse looks for c; None where it has not been asked for.
     """
 
-    w: tf.Tensor
-    scale: tf.Tensor
-    route: tf.Tensor | int
-    weight: tf.Tensor
-    eigenvalue: tf.Tensor
-    right: tf.Tensor
-    left: tf.Tensor
+    w: Tensor
+    scale: Tensor
+    route: Tensor | int
+    a: Tensor
+    b: Tensor
+    right: Tensor
+    left: Tensor
     bracket: Bracket | None = None
 
+    @property
+    def tensors(self) -> "Factors":
+        """The same without a route that is a Python integer, which is no tensor."""
+        return self._replace(route=()) if isinstance(self.route, int) else self
 
-def factorize(w: Any, symmetric: bool | None = None) -> Factors:
+
+def factorize(w: Tensor, symmetric: bool | None = None) -> Factors:
     """Factors W once, in float64, for any number of later calls of `log_det_jacobian` and `inverse`.
 
     Pass the result as `factors=` where one W serves many batches, as in evaluation or serving. The factors are constants to
-    automatic differentiation; gradients with respect to W do not need theirs. Needs TensorFlow.
+    automatic differentiation; gradients with respect to W do not need theirs.
 
     Args:
         w: Tensor of shape `(d, d)`.
-        symmetric: True promises W = Wᵀ, which is faster and compiles under XLA; None looks at W.
+        symmetric: True promises W = Wᵀ, which is faster and compiles under TensorFlow's XLA; None looks at W.
 
     Returns:
         A `Factors` tuple.
     """
-    require_tensorflow("factorize")
     w = as_tensor(w, "w")
-    if len(w.shape) != 2 or w.shape[0] != w.shape[1]:
-        raise ValueError(f"`w` must be a square matrix. Expected shape (d, d). Received: {tuple(w.shape)}")
+    check_square(w, "w")
     check_finite(w, "w")
-    factors = factors_of(tf.convert_to_tensor(w), symmetric)
-    if tf.executing_eagerly():
-        factors = factors._replace(route=int(factors.route))
-    return factors._replace(bracket=bracket_of(factors))
+    factors = factors_of(w, symmetric, bracket=True)
+    return factors._replace(route=int(factors.route)) if is_concrete(factors.route) else factors
 
 
-def factors_of(w: tf.Tensor, symmetric: bool | None) -> Factors:
-    """`factorize` for a checked tensor."""
-    factors = shared(_factorize, tf.stop_gradient(w), symmetric=symmetric)
-    route = _static_route(w, symmetric)
-    return factors if route is None else factors._replace(route=route)
+def is_certified(w: Tensor, symmetric: bool | None = None) -> Tensor:
+    """Whether f(x) = H(Wx) x is proven to be a bijection: a scalar boolean tensor, also inside of graphs.
+
+    The proof is that of `kernels.certify`, which gives reasons: W⁻¹ = S + K, S symmetric and definite with κ(S) < 2, rounding
+    included.
+
+    Args:
+        w: Tensor of shape `(d, d)`.
+        symmetric: True promises W = Wᵀ; None looks at W.
+    """
+    w = as_tensor(w, "w")
+    check_square(w, "w")
+    w = ops.cast(w, "float32") if dtype_of(w) in HALF else w
+    return factors_of(w, symmetric, bracket=True).bracket.certified  # type: ignore[union-attr]
 
 
-def _static_route(w: tf.Tensor, symmetric: bool | None) -> int | None:
-    """The route where it does not depend on the values of W."""
-    # XLA has no eigendecomposition of a general matrix, and gives that of a symmetric one to six digits whatever the dtype.
-    if inside_xla() and not (symmetric and w.dtype == tf.float32):
-        return PER_SAMPLE
-    return SYMMETRIC if symmetric or w.shape[0] == 1 else None
+def factors_of(w: Tensor, symmetric: bool | None, *, bracket: bool = False) -> Factors:
+    """`factorize` for a checked tensor, with or without what the inverse needs."""
+    factors = backend.shared(_factorize, ops.stop_gradient(w), symmetric=symmetric, bracket=bracket)
+    possible = routes_of(w, symmetric)
+    return factors._replace(route=possible[0]) if len(possible) == 1 else factors
 
 
-def _factorize(w: tf.Tensor, symmetric: bool | None) -> Factors:
-    dtype, wide = w.dtype.name, tf.cast(w, tf.float64)
-    largest = tf.reduce_max(tf.abs(wide))
-    finite = tf.reduce_all(tf.math.is_finite(wide))
-    usable = finite & (largest > 0)
-    # A power of two, so that dividing by it is exact in every dtype.
-    power = tf.pow(tf.constant(2.0, tf.float64), tf.floor(tf.math.log(tf.where(usable, largest, 1.0)) / math.log(2)))
-    scale = tf.where(finite, power, tf.constant(float("nan"), tf.float64))
-    normal = tf.where(usable, wide / power, tf.eye(w.shape[0], dtype=tf.float64))
-    route = _static_route(w, symmetric)
-    if route is not None:
-        return _symmetric(normal, scale, route)
-    asymmetry = tf.reduce_max(tf.abs(normal - tf.transpose(normal)))
-    return tf.cond(
-        asymmetry <= 4 * epsilon(dtype),
-        lambda: _symmetric(normal, scale, SYMMETRIC, dynamic=True),
-        lambda: _general(normal, scale, dtype),
-    )
+def routes_of(w: Tensor, symmetric: bool | None) -> tuple[int, ...]:
+    """The routes that a W of this dtype may take, as far as that is known without its values."""
+    if _needs_rows(w, symmetric):
+        return (ROWS,)
+    if symmetric or w.shape[-1] == 1:
+        return (SYMMETRIC,)
+    return (SYMMETRIC, PAIRED, ROWS) if dtype_of(w) == backend.wide_dtype() else (SYMMETRIC, PAIRED, PAIRED_WIDE, ROWS)
 
 
-def _symmetric(w: tf.Tensor, scale: tf.Tensor, route: int, dynamic: bool = False) -> Factors:
-    if route == SYMMETRIC:
-        w = (w + tf.transpose(w)) / 2
-        eigenvalue, vectors = tf.linalg.eigh(w)
-    else:  # placeholders: a batch that goes sample by sample uses none of them
-        eigenvalue, vectors = tf.ones(w.shape[0], w.dtype), tf.eye(w.shape[0], dtype=w.dtype)
-    basis = tf.stack([tf.transpose(vectors), tf.zeros_like(vectors)])
-    return Factors(
-        w=w,
-        scale=scale,
-        route=tf.constant(route, tf.int32) if dynamic else route,
-        weight=tf.ones_like(eigenvalue),
-        eigenvalue=tf.stack([eigenvalue, tf.zeros_like(eigenvalue)]),
-        right=basis,
-        left=basis,
-    )
+def dispatch(factors: Factors, possible: tuple[int, ...], function: Callable[[Route], Any]) -> Any:
+    """function(route) for the route that W takes; as branches of a graph where that depends on the values of W.
 
-
-def _general(w: tf.Tensor, scale: tf.Tensor, dtype: str) -> Factors:
-    d = w.shape[0]
-    eigenvalue, vectors = tf.linalg.eig(w)
-    # P⁻¹ by QR, which does not raise for a defective W: the division by a zero pivot shows as a condition of infinity.
-    q, r = tf.linalg.qr(vectors)
-    inverse = tf.linalg.triangular_solve(r, tf.linalg.adjoint(q), lower=False)
-    condition = tf.norm(tf.abs(vectors)) * tf.norm(tf.abs(inverse)) / d**0.5
-
-    real, imaginary = tf.math.real(eigenvalue), tf.math.imag(eigenvalue)
-    noise = 64 * d * epsilon("float64")
-    weight = tf.where(tf.abs(imaginary) <= noise, tf.ones_like(real), 2 * tf.ones_like(real))
-    kept = imaginary >= -noise
-
-    def keep(rows: tf.Tensor) -> tf.Tensor:
-        rows = tf.boolean_mask(rows, kept)
-        return tf.stack([tf.math.real(rows), tf.math.imag(rows)])
-
-    weight, eigenvalue = tf.boolean_mask(weight, kept), keep(eigenvalue)
-    right, left = keep(tf.transpose(vectors)), keep(inverse)
-    # The pairing and the eigenvectors are believed only if they give W back.
-    scaled = tf.complex(*tf.unstack(eigenvalue * weight))[:, None] * tf.complex(*tf.unstack(left))
-    error = tf.reduce_max(tf.abs(tf.math.real(tf.matmul(tf.complex(*tf.unstack(right)), scaled, transpose_a=True)) - w))
-    condition = tf.maximum(condition, error / epsilon("float64"))
-    narrow, usable = (30.0, 1e9) if dtype != "float64" else (1e5, 1e5)
-    # Comparisons with NaN are false, so that whatever went wrong ends in the route that needs no eigenvectors.
-    route = tf.where(condition <= narrow, EIGEN, tf.where(condition <= usable, EIGEN_WIDE, PER_SAMPLE))
-    return Factors(w, scale, tf.cast(route, tf.int32), weight, eigenvalue, right, left)
-
-
-def bracket_of(factors: Factors) -> Bracket:
-    """The bracket of the inverse, computed unless the factors hold it."""
-    if factors.bracket is not None:
-        return factors.bracket
+    Args:
+        factors: The factors of W.
+        possible: Which routes to expect, by `routes_of`.
+        function: Called with a `Route`; all its results have the same structure.
+    """
     if isinstance(factors.route, int):
-        return _bracket(factors, symmetric=factors.route == SYMMETRIC)
-    return tf.cond(factors.route == SYMMETRIC, lambda: _bracket(factors, True), lambda: _bracket(factors, False))
+        return function(ROUTES[factors.route])
+    position = sum(ops.cast(factors.route > index, "int32") for index in possible[:-1])
+    return ops.switch(position, [lambda index=index: function(ROUTES[index]) for index in possible])
 
 
-def _bracket(factors: Factors, symmetric: bool) -> Bracket:
-    """The bracket from the eigenvalues of a symmetric W, or from W⁻¹."""
-    if symmetric:
-        s = 1 / factors.eigenvalue[0]
+def _needs_rows(w: Tensor, symmetric: bool | None) -> bool:
+    """XLA in TensorFlow has no eigendecomposition of a general matrix, and gives that of a symmetric one to six digits."""
+    return backend.inside_xla() and not (symmetric and dtype_of(w) == "float32") and w.shape[-1] > 1
+
+
+def _factorize(w: Tensor, symmetric: bool | None, bracket: bool) -> Factors:
+    dtype, wide = dtype_of(w), ops.cast(w, backend.wide_dtype())
+    d = w.shape[0]
+    largest = ops.max(ops.abs(wide))
+    finite = ops.all(ops.isfinite(wide))
+    usable = ops.logical_and(finite, largest > 0)
+    power = power_of_two(ops.where(usable, largest, ops.ones_like(largest)))
+    scale = ops.where(finite, power, float("nan"))
+    normal = ops.where(usable, wide / power, ops.eye(d, dtype=wide.dtype))
+    if _needs_rows(w, symmetric):
+        zeros = ops.zeros_like(normal[:1])
+        bounds = bracket_of(normal, inverse_by_qr(normal)) if bracket else None
+        factors = Factors(normal, scale, ROWS, zeros, zeros[0], zeros, zeros, bounds)
+    elif symmetric or d == 1:
+        factors = _symmetric(normal, scale, bracket)
     else:
-        q, r = tf.linalg.qr(factors.w)
-        inverse = tf.linalg.triangular_solve(r, tf.transpose(q), lower=False)
-        inverse = tf.where(
-            tf.reduce_all(tf.abs(inverse) < _SINGULAR), inverse, _SINGULAR * tf.eye(factors.w.shape[0], dtype=tf.float64)
+        asymmetry = ops.max(ops.abs(normal - ops.transpose(normal)))
+        factors = ops.cond(
+            asymmetry <= 4 * epsilon(dtype),
+            lambda: _symmetric(normal, scale, bracket),
+            lambda: _general(normal, scale, dtype, bracket),
         )
-        s = tf.linalg.eigvalsh((inverse + tf.transpose(inverse)) / 2)
-    low, high = tf.reduce_min(s), tf.reduce_max(s)
-    invertible = tf.reduce_all(tf.abs(s) < _SINGULAR)
-    certified = invertible & (((low > 0) & (high < 2 * low)) | ((high < 0) & (low > 2 * high)))
-    # Rounding in the eigenvalues, which XLA gives to six digits only, must not push a root out of the bracket.
-    slack = (1e-5 if inside_xla() else 64 * epsilon("float64")) * tf.maximum(tf.abs(low), tf.abs(high))
-    limit = tf.constant(2 * _SINGULAR, tf.float64)
-    return Bracket(tf.where(invertible, 2 * low - slack, -limit), tf.where(invertible, 2 * high + slack, limit), certified)
+    if factors.bracket is None:
+        return factors
+    # Nothing is proven of a W that the identity stands in for.
+    certified = ops.logical_and(factors.bracket.certified, usable)
+    return factors._replace(bracket=factors.bracket._replace(certified=certified))
+
+
+def _symmetric(w: Tensor, scale: Tensor, bracket: bool) -> Factors:
+    w = (w + ops.transpose(w)) / 2
+    eigenvalue, vectors = ops.eigh(w)
+    a, basis = _blocks(eigenvalue), _padded(ops.transpose(vectors))
+    bounds = bracket_of(w, matmul(vectors / eigenvalue, ops.transpose(vectors)), 1 / eigenvalue) if bracket else None
+    return Factors(w, scale, ops.cast(SYMMETRIC, "int32"), a, ops.zeros_like(a[0]), basis, basis, bounds)
+
+
+def _padded(rows: Tensor) -> Tensor:
+    """(d, …) with a row of zeros below where d is odd."""
+    return rows if rows.shape[0] % 2 == 0 else ops.concatenate([rows, ops.zeros_like(rows[:1])])
+
+
+def _blocks(values: Tensor) -> Tensor:
+    """d values as (2, h)."""
+    return ops.reshape(_padded(values), (2, -1))
+
+
+def _general(w: Tensor, scale: Tensor, dtype: str, bracket: bool) -> Factors:
+    """Blocks from complex eigenvectors in any order: first the eigenvalues with Im λ > 0, then the real ones two by two."""
+    d = w.shape[0]
+    h = (d + 1) // 2
+    unit = epsilon(dtype_of(w))
+    values, vectors = ops.eig(w)
+    rows = ops.transpose(vectors)
+    real, imaginary = ops.cast(ops.real(values), w.dtype), ops.cast(ops.imag(values), w.dtype)
+    rows_real, rows_imaginary = ops.cast(ops.real(rows), w.dtype), ops.cast(ops.imag(rows), w.dtype)
+    # An eigenvector of a real eigenvalue is real up to a phase, that of its largest entry.
+    squares = ops.square(rows_real) + ops.square(rows_imaginary)
+    top = ops.one_hot(ops.argmax(squares, axis=-1), d, dtype=w.dtype)
+    cosine, sine = (ops.sum(top * part, axis=-1, keepdims=True) for part in (rows_real, rows_imaginary))
+    turned = (cosine * rows_real + sine * rows_imaginary) / ops.sqrt(ops.square(cosine) + ops.square(sine))
+
+    noise = 64 * d * unit
+    index = ops.arange(d, dtype="int32")
+    order = ops.argsort(index + d * ops.cast(imaginary <= noise, "int32") + d * ops.cast(imaginary < -noise, "int32"))
+    pairs = ops.sum(ops.cast(imaginary > noise, "int32"))
+    singles = ops.sum(ops.cast(ops.abs(imaginary) <= noise, "int32"))
+    block = ops.arange(h, dtype="int32")
+    is_pair = block < pairs
+    positions = [ops.where(is_pair, block, 2 * block - pairs + i) for i in (0, 1)]
+    one, two = (ops.take(order, ops.clip(position, 0, d - 1)) for position in positions)
+    has_two = ops.cast(ops.logical_and(~is_pair, positions[1] < pairs + singles), w.dtype)[:, None]
+    pair = ops.cast(is_pair, w.dtype)[:, None]
+    # For a normal W the two parts of a complex eigenvector of length 1 have length 1/√2.
+    root = math.sqrt(2)
+    first = pair * root * ops.take(rows_real, one, axis=0) + (1 - pair) * ops.take(turned, one, axis=0)
+    second = pair * root * ops.take(rows_imaginary, one, axis=0) + has_two * ops.take(turned, two, axis=0)
+    right = ops.concatenate([first, second])
+    a = ops.stack([ops.take(real, one), pair[:, 0] * ops.take(real, one) + has_two[:, 0] * ops.take(real, two)])
+    b = pair[:, 0] * ops.take(imaginary, one)
+    left = _padded(inverse_by_qr(ops.transpose(right[:d])))
+    # The pairing and the eigenvectors are believed only if they give W back.
+    blocks = ops.concatenate([a[0][:, None] * left[:h] + b[:, None] * left[h:], a[1][:, None] * left[h:] - b[:, None] * left[:h]])
+    error = ops.max(ops.abs(matmul(ops.transpose(right), blocks) - w))
+    condition = ops.sqrt(ops.sum(ops.square(right)) * ops.sum(ops.square(left)) / d)
+    # The error of the basis is about condition · unit: for float32 in a float64 basis much is left, for float64 less.
+    narrow = 30.0 if dtype != "float64" else 1e5
+    usable = 1e9 if dtype != dtype_of(w) else narrow
+    # Comparisons with NaN are false, so that whatever went wrong ends in the route that needs no basis.
+    fits = [ops.logical_and(condition <= limit, error / unit <= limit) for limit in (narrow, usable)]
+    route = ops.where(fits[0], PAIRED, ops.where(fits[1], PAIRED_WIDE, ROWS))
+    bounds = bracket_of(w, inverse_by_qr(w)) if bracket else None
+    return Factors(w, scale, ops.cast(route, "int32"), a, b, right, left, bounds)

@@ -1,46 +1,39 @@
 """The Householder reflection H(v) x."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import keras
 from keras import ops
 
 from keras_auxref.ops._checks import HALF, as_tensor, check_vector
+from keras_auxref.ops._rows import dtype_of, largest
+from keras_auxref.typing import Tensor
 
 
 class Reflection(NamedTuple):
     """H(u) x with what its gradient needs: û = u r, the factor 2/‖û‖² and the coefficient ĉ = 2 ûᵀx/‖û‖²."""
 
-    y: Any
-    direction: Any
-    scale: Any
-    factor: Any
-    coefficient: Any
+    y: Tensor
+    direction: Tensor
+    scale: Tensor
+    factor: Tensor
+    coefficient: Tensor
 
 
-def largest(x: Any, axis: int | None = -1) -> Any:
-    """max|x|, from two reductions and no temporary of the size of x."""
-    keepdims = axis is not None
-    if 0 in x.shape:  # an empty batch is legal, an empty maximum is not
-        return ops.sum(x, axis=axis, keepdims=keepdims)
-    return ops.maximum(ops.max(x, axis=axis, keepdims=keepdims), -ops.min(x, axis=axis, keepdims=keepdims))
+def reflect_along(u: Tensor, x: Tensor, magnitude: Tensor, null: Tensor) -> Reflection:
+    """H(u) x for u scaled to max|û| = 1 first, so that ‖û‖² neither over- nor underflows; x itself where `null`.
 
-
-def reflect_along(u: Any, x: Any, magnitude: Any, dead: Any) -> Reflection:
-    """H(u) x for u scaled to max|û| = 1 first, so that ‖û‖² neither over- nor underflows; x itself where `dead`.
-
-    `magnitude` is max|u|. Treating it as a constant is exact, because H ignores the length of u. On dead rows 1 is added to what
+    `magnitude` is max|u|. Treating it as a constant is exact, because H ignores the length of u. On null rows 1 is added to what
     is divided by, which keeps gradients of every order finite.
     """
-    dead = ops.cast(dead, u.dtype)
-    scale = (1 - dead) / (magnitude + dead)
+    null = ops.cast(null, u.dtype)
+    scale = (1 - null) / (magnitude + null)
     direction = u * scale
-    factor = 2 / (ops.sum(ops.square(direction), axis=-1, keepdims=True) + dead)
+    factor = 2 / (ops.sum(ops.square(direction), axis=-1, keepdims=True) + null)
     coefficient = ops.sum(direction * x, axis=-1, keepdims=True) * factor
     return Reflection(x - coefficient * direction, direction, scale, factor, coefficient)
 
 
-def householder(v: Any, x: Any) -> Any:
+def householder(v: Tensor, x: Tensor) -> Tensor:
     """The Householder reflection of x in the hyperplane orthogonal to v.
 
         H(v) x = x − 2 v (vᵀx) / ‖v‖²,      and x itself where v = 0.
@@ -65,7 +58,7 @@ def householder(v: Any, x: Any) -> Any:
             f"`v` and `x` must agree on the last axis. Expected shape (..., {x.shape[-1]}) for v. "
             f"Received: v {tuple(v.shape)}, x {tuple(x.shape)}"
         )
-    dtype = keras.backend.standardize_dtype(x.dtype)
+    dtype = dtype_of(x)
     if dtype in HALF:
         v, x = ops.cast(v, "float32"), ops.cast(x, "float32")
     magnitude = ops.stop_gradient(largest(v))

@@ -8,9 +8,10 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_auxref.ops import backend
 from keras_auxref.ops._checks import HALF, as_tensor, check_orthogonal, check_vector, is_symbolic
-from keras_auxref.ops._rows import map_rows
-from keras_auxref.ops.householder import largest
+from keras_auxref.ops._rows import largest, map_rows
+from keras_auxref.typing import Tensor
 
 BLOCK = 128
 """The most reflections in one block. From 80 to 260 the time hardly changes."""
@@ -29,7 +30,7 @@ class Block(NamedTuple):
     p: Any
 
 
-def householder_product(v: Any, x: Any) -> Any:
+def householder_product(v: Tensor, x: Tensor) -> Tensor:
     """The product of the Householder reflections in the columns of v, applied to every vector on the last axis of x.
 
         U x = H(v₁) H(v₂) … H(v_k) x,      H(v) x = x − 2 v (vᵀx) / ‖v‖²,      and H(0) x = x.
@@ -83,7 +84,7 @@ def householder_product(v: Any, x: Any) -> Any:
     return ops.cast(y, dtype)
 
 
-def householder_matrix(v: Any) -> Any:
+def householder_matrix(v: Tensor) -> Tensor:
     """The orthogonal matrix U = H(v₁)…H(v_k) of shape (d, d), for v of shape (d, k). See `householder_product`."""
     v = as_tensor(v, "v")
     check_columns(v)
@@ -93,7 +94,7 @@ def householder_matrix(v: Any) -> Any:
     return ops.cast(_transposed_matrix(ops.flip(wide, axis=1)), dtype)
 
 
-def check_columns(v: Any) -> None:
+def check_columns(v: Tensor) -> None:
     """`v` of shape (d, k), k ≥ 1."""
     if len(v.shape) != 2 or v.shape[0] is None or not v.shape[1]:
         raise ValueError(
@@ -101,20 +102,20 @@ def check_columns(v: Any) -> None:
         )
 
 
-def _transposed_matrix(v: Any) -> Any:
+def _transposed_matrix(v: Tensor) -> Tensor:
     """Uᵀ: the rows U e_i."""
     return _apply(v, ops.eye(v.shape[0], dtype=v.dtype))
 
 
-def _apply(v: Any, x: Any) -> Any:
+def _apply(v: Tensor, x: Tensor) -> Tensor:
     """U x for rows x of shape (n, d)."""
     if keras.backend.backend() == "tensorflow" and not is_symbolic(v, x):
-        return _closed_form()(v, x)
-    scale, dead = _scale(v)
-    return _forward(v * scale, dead, x)[-1].y
+        forward, backward = (functools.partial(backend.shared, function) for function in (_product, _product_vjp))
+        return backend.closed_form(forward, backward, _product_reference, (v, x), plain=_plain)
+    return _plain(v, x)
 
 
-def _scale(v: Any) -> tuple[Any, Any]:
+def _scale(v: Tensor) -> tuple[Any, Any]:
     """1/max|v| per column, a constant to the gradient since H ignores the length of v, and which columns are zero."""
     magnitude = largest(ops.stop_gradient(v), axis=0)
     dead = magnitude < np.finfo(keras.backend.standardize_dtype(v.dtype)).tiny
@@ -122,7 +123,7 @@ def _scale(v: Any) -> tuple[Any, Any]:
     return ops.where(dead, 0 * one, 1 / ops.where(dead, one, magnitude)), dead
 
 
-def _forward(v: Any, dead: Any, x: Any) -> list[Block]:
+def _forward(v: Any, dead: Tensor, x: Tensor) -> list[Block]:
     """Applies the blocks from the last to the first; the y of the last one returned is the product."""
     blocks: list[Block] = []
     for columns in reversed(np.array_split(np.arange(v.shape[1]), math.ceil(v.shape[1] / BLOCK))):
@@ -131,7 +132,7 @@ def _forward(v: Any, dead: Any, x: Any) -> list[Block]:
     return blocks
 
 
-def _forward_block(v: Any, dead: Any, x: Any) -> Block:
+def _forward_block(v: Any, dead: Tensor, x: Tensor) -> Block:
     transposed = ops.transpose(v)
     gram = ops.matmul(transposed, v)
     # A column of zero has a row and a column of zero in VᵀV: any nonzero diagonal makes it the identity.
@@ -141,51 +142,44 @@ def _forward_block(v: Any, dead: Any, x: Any) -> Block:
     return Block(x - ops.matmul(ops.transpose(p), transposed), x, v, t, p)
 
 
-@functools.cache
-def _closed_form() -> Any:
-    """U x on rows with the vector-Jacobian product in closed form, for TensorFlow.
+def _product(v: Tensor, x: Tensor, _: Any) -> tuple[Tensor, Any]:
+    """U x, and what its gradient needs."""
+    scale, dead = _scale(v)
+    blocks = _forward(v * scale, dead, x)
+    return blocks[-1].y, (blocks, scale)
 
-    For a cotangent g of the y of one block, with r = T⁻ᵀVᵀgᵀ and S the upper triangle of r pᵀ, its diagonal halved:
 
-        gx = g − rᵀVᵀ        gV = V (S + Sᵀ) − xᵀrᵀ − gᵀpᵀ
+def _product_vjp(g: Tensor, saved: Any, v: Tensor, x: Tensor, _: Any) -> tuple[Tensor, Tensor]:
+    """The gradients for v and x, from the last block that was applied to the first."""
+    blocks, scale = saved
+    parts = []
+    for block in reversed(blocks):
+        g, gv = _block_vjp(g, block)
+        parts.append(gv)
+    return ops.concatenate(parts, axis=1) * scale, g
+
+
+def _block_vjp(g: Tensor, block: Block) -> tuple[Tensor, Tensor]:
+    """For a cotangent g of the y of one block, with r = T⁻ᵀVᵀgᵀ and S the upper triangle of r pᵀ, its diagonal halved:
+
+    gx = g − rᵀVᵀ        gV = V (S + Sᵀ) − xᵀrᵀ − gᵀpᵀ
     """
-    import tensorflow as tf
+    transposed = ops.transpose(block.v)
+    r = ops.solve_triangular(ops.transpose(block.t), ops.matmul(transposed, ops.transpose(g)), lower=True)
+    s = ops.triu(ops.matmul(r, ops.transpose(block.p)))
+    # The diagonal halved in the triangle is a whole one in S + Sᵀ less one diagonal.
+    s = s + ops.transpose(s) - ops.diag(ops.diagonal(s))
+    gv = ops.matmul(block.v, s)
+    gv = gv - ops.matmul(ops.transpose(block.x), ops.transpose(r)) - ops.matmul(ops.transpose(g), ops.transpose(block.p))
+    return g - ops.matmul(ops.transpose(r), transposed), gv
 
-    from keras_auxref.ops._gradients import with_reference_gradient
 
-    def reference(g: tf.Tensor, v: tf.Tensor, x: tf.Tensor) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch([v, x])
-            scale, dead = _scale(v)
-            y = _forward(v * scale, dead, x)[-1].y
-        return tape.gradient(y, [v, x], g)
+def _product_reference(g: Tensor, v: Tensor, x: Tensor, _: Any) -> Any:
+    return backend.vjp(_plain)(g, v, x)
 
-    def backward(g: tf.Tensor, block: Block) -> tuple[tf.Tensor, tf.Tensor]:
-        r = tf.linalg.triangular_solve(
-            block.t, tf.matmul(block.v, g, transpose_a=True, transpose_b=True), lower=False, adjoint=True
-        )
-        s = tf.linalg.band_part(tf.matmul(r, block.p, transpose_b=True), 0, -1)
-        s = tf.linalg.set_diag(s, 0.5 * tf.linalg.diag_part(s))
-        gv = tf.matmul(block.v, s + tf.transpose(s))
-        gv -= tf.matmul(block.x, r, transpose_a=True, transpose_b=True)
-        gv -= tf.matmul(g, block.p, transpose_a=True, transpose_b=True)
-        return g - tf.matmul(r, block.v, transpose_a=True, transpose_b=True), gv
 
-    @tf.custom_gradient
-    def closed_form(v: tf.Tensor, x: tf.Tensor) -> Any:
-        scale, dead = _scale(v)
-        blocks = _forward(v * scale, dead, x)
-
-        def fast(g: tf.Tensor, v: tf.Tensor, x: tf.Tensor) -> Any:
-            parts = []
-            for block in reversed(blocks):
-                g, gv = backward(g, block)
-                parts.append(gv)
-            return tf.concat(parts, axis=1) * scale, g
-
-        return blocks[-1].y, lambda g: with_reference_gradient(fast, reference)(g, v, x)
-
-    return closed_form
+def _plain(v: Tensor, x: Tensor) -> Tensor:
+    return _product(v, x, ())[0]
 
 
 def householder_vectors(u: Any, reflections: int | None = None) -> np.ndarray:

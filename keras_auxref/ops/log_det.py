@@ -1,32 +1,58 @@
-"""log|det J| of the auxiliary reflection (paper, Lemma 4), from one factorisation of W per batch."""
+"""f(x) and log|det J| of the auxiliary reflection (paper, Lemma 4), from one factorisation of W per batch."""
 
+import functools
 from typing import Any, NamedTuple
 
-import tensorflow as tf
+from keras import ops
 
+from keras_auxref.ops import backend
 from keras_auxref.ops._checks import prepare
-from keras_auxref.ops._gradients import with_reference_gradient
-from keras_auxref.ops._rows import map_rows
-from keras_auxref.ops._shared import shared
-from keras_auxref.ops.factors import Factors, factors_of
-from keras_auxref.ops.householder import largest
-from keras_auxref.ops.reflect import annihilated
-from keras_auxref.ops.resolvent import PerSampleResolvent, Resolvent, resolvent_of, row_dot
+from keras_auxref.ops._rows import map_rows, matmul
+from keras_auxref.ops.factors import Factors, dispatch, factors_of, routes_of
+from keras_auxref.ops.jacobian import Point, at_points, jacobian
+from keras_auxref.ops.reflect import Reflection, reflection, reflection_vjp
+from keras_auxref.typing import Tensor
 
 
-def log_det_jacobian(x: Any, w: Any, *, symmetric: bool | None = None, factors: Factors | None = None) -> tf.Tensor:
-    """log|det J(x)| of f(x) = H(Wx) x for every vector on the last axis of x.
+class Reflected(NamedTuple):
+    """y = f(x), log|det J(x)| and c(x) = 2 uᵀx/‖u‖², u = W x, which is a constant to automatic differentiation."""
 
-        log|det J| = log|det A| + log|κ|,      A = I − c W,      κ = 1 + 2 vᵀA⁻¹u / ‖u‖²,
+    y: Tensor
+    log_det: Tensor
+    coefficient: Tensor
 
-    with u = W x, v = Wᵀx, c = 2 uᵀx/‖u‖² (Lemma 4). A depends on x through the scalar c alone, so W is factored once, in
-    float64, and n vectors cost O(n d² + d³) and not O(n d³). The gradients for x and W are in closed form: nothing is
-    differentiated through an eigendecomposition, and repeated eigenvalues are ordinary inputs. A W whose eigenvectors are too
-    ill-conditioned for the dtype is served by one QR factorisation per vector. Second derivatives are right, and cost one QR
-    factorisation per vector. Needs TensorFlow.
 
-    Under XLA, which has no eigendecomposition of a general matrix, pass `symmetric=True` if W is symmetric; any other W is
-    served by one QR factorisation per vector.
+def reflect_and_log_det(x: Tensor, w: Tensor, *, symmetric: bool | None = None, factors: Factors | None = None) -> Reflected:
+    """f(x) = H(Wx) x and log|det J(x)| for every vector on the last axis of x: the primitive of flows.
+
+        log|det J| = log|det(A + 2 u vᵀ/‖u‖²)|,      A = I − c W,      u = W x,   v = Wᵀx,   c = 2 uᵀx/‖u‖²  (Lemma 4).
+
+    A depends on x through the scalar c alone, so W is factored once, in float64, and n vectors cost O(n d² + d³) and not
+    O(n d³). The gradient for x and W is in closed form, one for both results: nothing is differentiated through an
+    eigendecomposition, and repeated eigenvalues are ordinary inputs. So are poles, where A is singular and J is not. A W whose
+    eigenvectors are too ill-conditioned for the dtype is served by one QR factorisation per vector. Second derivatives are
+    right, and cost one QR factorisation per vector; PyTorch refuses them.
+
+    Runs on TensorFlow, JAX (compiled or not) and PyTorch. Under TensorFlow's XLA, which has no eigendecomposition of a general
+    matrix, pass `symmetric=True` if W is symmetric; any other W is served by one QR factorisation per vector.
+
+    Args:
+        x: Tensor of shape `(..., d)`.
+        w: Tensor of shape `(d, d)`.
+        symmetric: True promises W = Wᵀ; None looks at W.
+        factors: The result of `factorize(w)`, where the same W serves many batches.
+
+    Returns:
+        A tuple `(y, log_det, coefficient)`: of the shape of `x`, `(...,)` and `(...,)`. Where J is singular log_det is −∞; where
+        W x = 0 it is 0, y = x and the coefficient 0.
+    """
+    x, w, dtype = prepare(x, w, "x")
+    outputs = map_rows(lambda rows: _run(rows, w, symmetric, factors, value=True), x)
+    return Reflected(*(ops.cast(t, dtype) for t in outputs))
+
+
+def log_det_jacobian(x: Tensor, w: Tensor, *, symmetric: bool | None = None, factors: Factors | None = None) -> Tensor:
+    """log|det J(x)| of f(x) = H(Wx) x for every vector on the last axis of x. See `reflect_and_log_det`, which gives f too.
 
     Args:
         x: Tensor of shape `(..., d)`.
@@ -37,100 +63,108 @@ def log_det_jacobian(x: Any, w: Any, *, symmetric: bool | None = None, factors: 
     Returns:
         A tensor of shape `(...,)`: −∞ where J is singular, 0 where W x = 0 (there f(x) = x).
     """
-    x, w, dtype = prepare(x, w, "x", "log_det_jacobian")
+    x, w, dtype = prepare(x, w, "x")
+    return ops.cast(map_rows(lambda rows: _run(rows, w, symmetric, factors, value=False)[0], x), dtype)
+
+
+def _run(x: Tensor, w: Tensor, symmetric: bool | None, factors: Factors | None, *, value: bool) -> tuple[Tensor, ...]:
     if factors is None:
         factors = factors_of(w, symmetric)
-    return tf.cast(map_rows(lambda rows: _log_det(rows, w, factors), x), dtype)
+    route = factors.route if isinstance(factors.route, int) else None
+    static: dict[str, Any] = {"symmetric": symmetric, "route": route, "value": value}
+    outputs = backend.closed_form(
+        functools.partial(_forward, **static),
+        functools.partial(_backward, **static),
+        functools.partial(_reference, value=value),
+        (x, w),
+        factors.tensors,
+        plain=functools.partial(_plain, value=value),
+    )
+    return (*outputs[:-1], ops.stop_gradient(outputs[-1])) if value else (outputs,)
 
 
-class _Batch(NamedTuple):
-    """x and W scaled to 1 and what both passes compute from them; `live` is False where W x = 0."""
-
-    x: tf.Tensor
-    u: tf.Tensor
-    live: tf.Tensor
-    n2: tf.Tensor
-    c: tf.Tensor
+def _with_route(factors: Factors, route: int | None) -> Factors:
+    return factors if route is None else factors._replace(route=route)
 
 
-def _batch(x: tf.Tensor, w: tf.Tensor, live: tf.Tensor) -> _Batch:
-    u = tf.matmul(x, w, transpose_b=True)
-    n2 = tf.where(live, row_dot(u, u), 1)
-    c = tf.where(live, 2 * row_dot(u, x) / n2, 0)
-    return _Batch(x, u, live, n2, c)
+def _forward(x: Tensor, w: Tensor, factors: Factors, *, symmetric: Any, route: int | None, value: bool) -> Any:
+    outputs, saved = backend.shared(_value, x, w, factors, rows=1, symmetric=symmetric, route=route)
+    return (outputs if value else outputs[1]), saved
 
 
-def _value(batch: _Batch, w: tf.Tensor, resolvent: Resolvent) -> tf.Tensor:
-    p = resolvent.solve(batch.c, batch.u)
-    q = row_dot(tf.matmul(batch.x, w), p)
-    value = resolvent.log_abs_det(batch.c) + tf.math.log(tf.abs(1 + 2 * q / batch.n2))
-    return tf.where(batch.live, value, 0)[..., 0]
+def _value(x: Tensor, w: Tensor, factors: Factors, *, symmetric: bool | None, route: int | None) -> Any:
+    factors = _with_route(factors, route)
+    scale = ops.cast(factors.scale, w.dtype)
+    forward = reflection(x, w / scale)
+
+    def log_det(way: Any) -> Tensor:
+        zero = ops.zeros_like(forward.scale)
+        value = at_points(lambda point, _: (point.log_abs_det, ()), zero, forward, w / scale, factors, way)[0]
+        return ops.cast(value, x.dtype)
+
+    value = dispatch(factors, routes_of(w, symmetric), log_det)
+    return (forward.y, value[..., 0], (forward.coefficient / scale)[..., 0]), forward
 
 
-def _vjp(g: tf.Tensor, batch: _Batch, w: tf.Tensor, resolvent: Resolvent) -> tuple[tf.Tensor, tf.Tensor]:
-    """Gradients for x and W. With p = A⁻¹u, t = A⁻ᵀv, q = vᵀp, κ = 1 + 2q/n2 and a cotangent g of log|det J|:
+def _backward(
+    cotangents: Any, forward: Reflection, x: Tensor, w: Tensor, factors: Factors, *, symmetric: Any, route: Any, value: bool
+) -> Any:
+    gy, g = cotangents[:2] if value else (None, cotangents)
+    return backend.shared(_gradients, gy, g, forward, w, factors, symmetric=symmetric, route=route)
 
-    gq = 2g/(κ n2)          gc = −g tr(A⁻¹W) + gq tᵀWp
-    gs = 2gc/n2             gn = −(q gq + c gc)/n2
-    gx = W(gq p + gs x) + Wᵀ(gq t + gs x + 2gn u)
-    gW = Σ [ (x + c t)(gq p)ᵀ + (gq t + gs x + 2gn u)xᵀ − g c A⁻ᵀ ]
+
+def _gradients(
+    gy: Tensor | None, g: Tensor, forward: Reflection, w: Tensor, factors: Factors, *, symmetric: Any, route: int | None
+) -> tuple[Tensor, Tensor]:
+    """The gradients for x and W: of log|det J| in the units of x̂ = x/size and W/scale, of f(x) in its own."""
+    factors = _with_route(factors, route)
+    scale = ops.cast(factors.scale, w.dtype)
+    w = w / scale
+
+    def through(way: Any) -> tuple[Tensor, ...]:
+        (gx, gu, gv), gw = at_points(log_det_vjp, g[..., None], forward, w, factors, way)
+        gw = gw + matmul(ops.transpose(ops.cast(forward.unit, gv.dtype)), gv)
+        return tuple(ops.cast(t, w.dtype) for t in (gx, gu, gw))
+
+    gx, gu, gw = dispatch(factors, routes_of(w, symmetric), through)
+    if gy is None:
+        gx = (gx + matmul(gu, w)) / forward.size
+    else:
+        from_y, gu_of_y = reflection_vjp(gy, forward, w)
+        gx = from_y + (gx + matmul(gu, w)) / forward.size
+        gu = gu + gu_of_y * forward.size
+    return gx, (gw + matmul(ops.transpose(gu), forward.unit)) / scale
+
+
+def log_det_vjp(point: Point, g: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    """For a cotangent g, (n, 1), of log|det N|, N = I − cW + β u vᵀ: (gx, gu, gv) and what comes for W through c W alone.
+
+    With p = N⁻¹u, t = N⁻ᵀv, q = vᵀp, τ = tr(N⁻¹W) and c = βuᵀx, β = 2/‖u‖²:
+
+        gu = g β (t − τ x − (β q − τ c) u)        gv = g β p
+        gx = W gv − g τ β u (+ Wᵀgu)              gW = − Σ g c N⁻ᵀ (+ Σ x gvᵀ + gu xᵀ)
     """
-    x, u, live, n2, c = batch
-    g = tf.where(live, g[..., None], 0)
-    v = tf.matmul(x, w)
-    p, t = resolvent.solve(c, u), resolvent.solve_transposed(c, v)
-    wp = tf.matmul(p, w, transpose_b=True)
-    q = row_dot(v, p)
-    kappa = tf.where(live, 1 + 2 * q / n2, 1)
-    gq = 2 * g / (kappa * n2)
-    gc = -g * resolvent.trace(c) + gq * row_dot(t, wp)
-    gs, gn = 2 * gc / n2, -(q * gq + c * gc) / n2
-    down = gq * t + gs * x + 2 * gn * u
-    gx = gq * wp + gs * u + tf.matmul(down, w)
-    gw = tf.matmul(x + c * t, gq * p, transpose_a=True) + tf.matmul(down, x, transpose_a=True) + resolvent.pull_back(c, g)
-    return gx, gw
+    forward, beta = point.forward, point.beta
+    x, c = forward.unit, forward.coefficient
+    p, t, wp, q, trace = point.quantities()
+    # β u = factor · r · û, 0 on null rows.
+    along = g * forward.factor * forward.scale
+    gu = (g * beta) * (t - trace * x) - (along * (beta * q - trace * c)) * forward.direction
+    gx = (g * beta) * wp - (along * trace) * forward.direction
+    return (gx, gu, (g * beta) * p), point.pull_back(-g * c)
 
 
-def _route(function: Any, factors: Factors, live: tf.Tensor, *tensors: tf.Tensor) -> Any:
-    """function(batch, W, resolvent, …) with the resolvent for this W, in the dtype that its accuracy asks for."""
-    dtype = tensors[0].dtype
-
-    def branch(index: int) -> Any:
-        resolvent, wide = resolvent_of(factors, index, dtype)
-        x, w, *rest = (tf.cast(t, wide) for t in tensors)
-        outputs = function(_batch(x, w, live), w, resolvent, *rest)
-        return tf.nest.map_structure(lambda t: tf.cast(t, dtype), outputs)
-
-    if isinstance(factors.route, int):
-        return branch(factors.route)
-    return tf.switch_case(factors.route, [lambda i=i: branch(i) for i in range(4)])
+def _reference(cotangents: Any, x: Tensor, w: Tensor, _: Any, *, value: bool) -> Any:
+    """The gradients by automatic differentiation."""
+    plain = functools.partial(_plain, value=value)
+    return backend.vjp(lambda x, w: plain(x, w)[:2] if value else plain(x, w))(cotangents[:2] if value else cotangents, x, w)
 
 
-def _routed_value(factors: Factors, live: tf.Tensor, x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
-    return _route(_value, factors, live, x, w)
-
-
-def _routed_vjp(factors: Factors, live: tf.Tensor, x: tf.Tensor, w: tf.Tensor, g: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    return _route(lambda batch, w, resolvent, g: _vjp(g, batch, w, resolvent), factors, live, x, w, g)
-
-
-def _log_det(x: tf.Tensor, w: tf.Tensor, factors: Factors) -> tf.Tensor:
-    """The custom gradient around everything: one flat `switch_case` forward and one backward, nothing nested."""
-    dtype = x.dtype
-    size = tf.stop_gradient(largest(x))
-    size = tf.where(size > 0, size, 1)
-    scale = tf.cast(factors.scale, dtype)
-    live = ~annihilated(x / size, w / scale)  # to the precision of the input, also where the batch is in float64
-
-    def fast(g: tf.Tensor, x: tf.Tensor, w: tf.Tensor) -> Any:
-        return shared(_routed_vjp, factors, live, x, w, g)
-
-    def reference(g: tf.Tensor, x: tf.Tensor, w: tf.Tensor) -> Any:
-        return _vjp(g, _batch(x, w, live), w, PerSampleResolvent(w))
-
-    @tf.custom_gradient
-    def value(x: tf.Tensor, w: tf.Tensor) -> Any:
-        return shared(_routed_value, factors, live, x, w), lambda g: with_reference_gradient(fast, reference)(g, x, w)
-
-    # J ignores the lengths of x and W, so that treating both as constants is exact.
-    return value(x / size, w / scale)
+def _plain(x: Tensor, w: Tensor, *, value: bool) -> Any:
+    """The same outputs in differentiable operations: Σ log|R_ii|, J = QR."""
+    r = ops.qr(jacobian(x, w))[1]
+    log_det = ops.sum(ops.log(ops.abs(ops.diagonal(r, axis1=-2, axis2=-1))), axis=-1)
+    if not value:
+        return log_det
+    forward = reflection(x, w)
+    return forward.y, log_det, forward.coefficient[..., 0]

@@ -1,6 +1,5 @@
 """The exponential of a skew matrix: orthogonal matrices from square ones, and back."""
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -8,8 +7,10 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_auxref.ops import backend
 from keras_auxref.ops._checks import is_symbolic
 from keras_auxref.ops._skew import as_orthogonal, determinant, one_norm, polish, skew_part, square_matrix
+from keras_auxref.typing import Tensor
 
 _RADIUS = {"float32": 2.4, "float64": 1.18}
 """Where the Taylor polynomial of degree 18 is exact to rounding: r¹⁹/19! ≤ ε. That allows 3.4 in float32, but terms of size
@@ -54,7 +55,7 @@ def matrix_exp(a: Any) -> Any:
     """
     a, dtype = square_matrix(a)
     if keras.backend.backend() == "tensorflow" and not is_symbolic(a):
-        return ops.cast(_exp_closed_form()(a), dtype)
+        return ops.cast(backend.closed_form(_exp_forward, _exp_vjp, _exp_reference, (a,)), dtype)
     return ops.cast(_exp_static(a), dtype)
 
 
@@ -131,11 +132,58 @@ def _exp_static(a: Any) -> Any:
     return polish(u)
 
 
-@functools.cache
-def _exp_closed_form() -> Any:
-    """exp(K) with as many squarings as K needs and its gradient in closed form, for TensorFlow, with or without XLA.
+class _Squared(NamedTuple):
+    """The polynomial that was squared, how often, and the length of K."""
 
-    For a cotangent g of E² the one of E is g Eᵀ + Eᵀ g. For one of p(cA), in the notation of `Taylor`:
+    taylor: Taylor
+    squarings: Tensor
+    size: Tensor
+
+
+def _exp_forward(a: Tensor, _: Any) -> tuple[Tensor, _Squared]:
+    """exp(K) with as many squarings as K needs, for TensorFlow, with or without XLA."""
+    import tensorflow as tf
+
+    dtype = keras.backend.standardize_dtype(a.dtype)
+    radius, most = _RADIUS[dtype], _MOST_SQUARINGS[dtype]
+    k = skew_part(a)
+    size = one_norm(k)
+    powers = _powers(k / size)
+    norm = _norm_bound(powers[-1])
+    needed = tf.math.ceil(tf.math.log(tf.maximum(size * (norm / radius), 1)) / math.log(2))
+    squarings = tf.clip_by_value(tf.cast(needed, tf.int32), 0, most)
+    c = tf.minimum(size / tf.cast(tf.bitwise.left_shift(1, squarings), a.dtype), radius / norm)
+    p = _taylor(powers, c)
+    _, u = tf.while_loop(lambda i, _: i < squarings, lambda i, e: (i + 1, tf.matmul(e, e)), (0, p.value), maximum_iterations=most)
+    # One step removes an error up to √ε: enough for 8 squarings.
+    return polish(polish(u, squarings >= 2), squarings > 8), _Squared(p, squarings, size)
+
+
+def _exp_vjp(g: Tensor, saved: _Squared, a: Tensor, _: Any) -> tuple[Tensor]:
+    """The gradient through the squarings: for a cotangent g of E² the one of E is g Eᵀ + Eᵀ g."""
+    import tensorflow as tf
+
+    p, squarings, size = saved
+    most = _MOST_SQUARINGS[keras.backend.standardize_dtype(a.dtype)]
+    # Squared once more: a SavedModel cannot hold a function whose gradient needs an array from a loop of the function.
+    roots = tf.TensorArray(a.dtype, size=most, element_shape=a.shape, clear_after_read=False)
+    _, _, roots = tf.while_loop(
+        lambda i, *_: i < squarings,
+        lambda i, e, roots: (i + 1, tf.matmul(e, e), roots.write(i, e)),
+        (0, p.value, roots),
+        maximum_iterations=most,
+    )
+
+    def back(i: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        e = roots.read(i)
+        return i - 1, tf.matmul(g, e, transpose_b=True) + tf.matmul(e, g, transpose_a=True)
+
+    _, g = tf.while_loop(lambda i, _: i >= 0, back, (squarings - 1, g), maximum_iterations=most)
+    return (_taylor_vjp(g, p) / size,)
+
+
+def _taylor_vjp(g: Tensor, p: Taylor) -> Tensor:
+    """For a cotangent g of p(cA), in the notation of `Taylor`, that of A:
 
         gM = g Nᵀ      gN = κ g + Mᵀg + gM      gL = gN Rᵀ      gR = Lᵀ gN
 
@@ -143,66 +191,23 @@ def _exp_closed_form() -> Any:
     only the symmetric part of the cotangent of an even power counts, and the skew part of that of an odd one. So A·A needs one
     product instead of two: for a symmetric S, −(A S + S A) = −(A S − (A S)ᵀ).
     """
+    a, square, cube, _ = p.powers
+    gm = ops.matmul(g, ops.transpose(p.n))
+    gn = _MIDDLE * g + ops.matmul(ops.transpose(p.m), g) + gm
+    gl, gr = ops.matmul(gn, ops.transpose(p.right)), ops.matmul(ops.transpose(p.left), gn)
+    g1, g2, g3, g6 = _combine(ops.transpose(p.coefficients), [g, gm, gn, gl, gr])
+    g3 = skew_part(g3) + _square_vjp(g6, cube)
+    return skew_part(g1 + ops.matmul(g3, square)) + _square_vjp(g2 - ops.matmul(a, g3), a)
+
+
+def _square_vjp(g: Tensor, a: Tensor) -> Tensor:
+    return -skew_part(ops.matmul(a, g + ops.transpose(g)))
+
+
+def _exp_reference(g: Tensor, a: Tensor, _: Any) -> Any:
     import tensorflow as tf
 
-    from keras_auxref.ops._gradients import with_reference_gradient
-
-    def reference(g: tf.Tensor, a: tf.Tensor) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(a)
-            u = tf.linalg.expm(skew_part(a))
-        return tape.gradient(u, a, g)
-
-    def through_square(a: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
-        return -skew_part(tf.matmul(a, g + tf.transpose(g)))
-
-    def through_taylor(p: Taylor, g: tf.Tensor) -> tf.Tensor:
-        a, square, cube, _ = p.powers
-        gm = tf.matmul(g, p.n, transpose_b=True)
-        gn = _MIDDLE * g + tf.matmul(p.m, g, transpose_a=True) + gm
-        gl, gr = tf.matmul(gn, p.right, transpose_b=True), tf.matmul(p.left, gn, transpose_a=True)
-        g1, g2, g3, g6 = _combine(tf.transpose(p.coefficients), [g, gm, gn, gl, gr])
-        g3 = skew_part(g3) + through_square(cube, g6)
-        return skew_part(g1 + tf.matmul(g3, square)) + through_square(a, g2 - tf.matmul(a, g3))
-
-    @tf.custom_gradient
-    def closed_form(a: tf.Tensor) -> Any:
-        dtype = keras.backend.standardize_dtype(a.dtype)
-        radius, most = _RADIUS[dtype], _MOST_SQUARINGS[dtype]
-        k = skew_part(a)
-        size = one_norm(k)
-        powers = _powers(k / size)
-        norm = _norm_bound(powers[-1])
-        needed = tf.math.ceil(tf.math.log(tf.maximum(size * (norm / radius), 1)) / math.log(2))
-        squarings = tf.clip_by_value(tf.cast(needed, tf.int32), 0, most)
-        c = tf.minimum(size / tf.cast(tf.bitwise.left_shift(1, squarings), a.dtype), radius / norm)
-        p = _taylor(powers, c)
-        _, u = tf.while_loop(
-            lambda i, _: i < squarings, lambda i, e: (i + 1, tf.matmul(e, e)), (0, p.value), maximum_iterations=most
-        )
-
-        def fast(g: tf.Tensor, a: tf.Tensor) -> tf.Tensor:
-            # Squared once more: a SavedModel cannot hold a function whose gradient needs an array from a loop of the function.
-            roots = tf.TensorArray(a.dtype, size=most, element_shape=a.shape, clear_after_read=False)
-            _, _, roots = tf.while_loop(
-                lambda i, *_: i < squarings,
-                lambda i, e, roots: (i + 1, tf.matmul(e, e), roots.write(i, e)),
-                (0, p.value, roots),
-                maximum_iterations=most,
-            )
-
-            def back(i: tf.Tensor, g: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-                e = roots.read(i)
-                return i - 1, tf.matmul(g, e, transpose_b=True) + tf.matmul(e, g, transpose_a=True)
-
-            _, g = tf.while_loop(lambda i, _: i >= 0, back, (squarings - 1, g), maximum_iterations=most)
-            return through_taylor(p, g) / size
-
-        # One step removes an error up to √ε: enough for 8 squarings.
-        u = polish(polish(u, squarings >= 2), squarings > 8)
-        return u, lambda g: with_reference_gradient(fast, reference)(g, a)
-
-    return closed_form
+    return backend.vjp(lambda a: tf.linalg.expm(skew_part(a)))(g, a)
 
 
 def matrix_exp_inverse(u: Any) -> np.ndarray:

@@ -5,7 +5,7 @@ from typing import Any
 from keras import ops
 
 from keras_auxref.ops._checks import as_tensor, check_vectors_and_matrix
-from keras_auxref.ops.householder import largest
+from keras_auxref.ops._rows import size_of
 from keras_auxref.ops.jacobian import jacobian
 from keras_auxref.ops.reflect import reflection
 
@@ -28,8 +28,7 @@ def newton_inverse(y: Any, w: Any, steps: int = 10) -> Any:
     check_vectors_and_matrix(y, w, "y")
     if steps < 1:
         raise ValueError(f"`steps` must be a positive integer. Received: {steps}")
-    size = ops.stop_gradient(largest(y))
-    size = ops.where(size > 0, size, 1)
+    size = size_of(y)
     target = y / size
     x = target
     for _ in range(steps):

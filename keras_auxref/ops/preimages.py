@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from keras_auxref.ops._checks import as_tensor, check_vectors_and_matrix
+from keras_auxref.ops.proof import spectrum_in_numpy
 
 
 def preimages(y: Any, w: Any, tolerance: float = 1e-8) -> np.ndarray:
@@ -35,6 +36,9 @@ def preimages(y: Any, w: Any, tolerance: float = 1e-8) -> np.ndarray:
     if length == 0 or size == 0:
         return y[None]
     unit, w = y / length, w / size
+    proof = spectrum_in_numpy(w)
+    if proof is not None and proof.certified:  # there is one, and it is where the bracket says
+        return length * _search(unit, w, 2 * proof.low, 2 * proof.high)[None]
     found: list[np.ndarray] = []
     if np.abs(w @ unit).max() <= tolerance**2:
         found.append(unit)  # W y = 0, where f is the identity
@@ -44,7 +48,38 @@ def preimages(y: Any, w: Any, tolerance: float = 1e-8) -> np.ndarray:
             close = x is not None and np.linalg.norm(_f(x, w) - unit) <= tolerance
             if x is not None and close and all(np.linalg.norm(x - other) > 2 * tolerance for other in found):
                 found.append(x)
+    if not found and proof is not None and proof.regular:  # f is onto for every invertible W
+        x = _search(unit, w, *_side(unit, w, 2 * proof.low, 2 * proof.high))
+        found = [x] if np.linalg.norm(_f(x, w) - unit) <= tolerance else []
     return length * np.array(found).reshape(-1, len(y))
+
+
+def _side(y: np.ndarray, w: np.ndarray, low: float, high: float) -> tuple[float, float]:
+    """The bracket without c = 0, which solves the secular equation and is no preimage: ψ(0) = 2yᵀWy tells the side."""
+    if not low < 0 < high:
+        return low, high
+    return (0.0, high) if y @ w @ y > 0 else (low, 0.0)
+
+
+def _search(y: np.ndarray, w: np.ndarray, low: float, high: float) -> np.ndarray:
+    """x = (I − cW)⁻¹y for the c where ψ = 2uᵀx − c‖u‖², u = Wx, changes sign, by bisection, and polished."""
+    x = y
+    for _ in range(200):
+        c = (low + high) / 2
+        if not low < c < high:
+            break
+        try:
+            u = np.linalg.solve(np.eye(len(y)) - c * w, w @ y)
+        except np.linalg.LinAlgError:  # a pole: look beside it
+            low = np.nextafter(c, low)
+            continue
+        x = y + c * u
+        if 2 * u @ y + c * (u @ u) > 0:
+            low = c
+        else:
+            high = c
+    polished = _polish(x, y, w)
+    return x if polished is None else polished
 
 
 def _f(x: np.ndarray, w: np.ndarray) -> np.ndarray:

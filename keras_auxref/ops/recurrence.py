@@ -1,19 +1,19 @@
 """A whole recurrence h_t = φ(T(h_{t−1}) + V x_t + b) as one function with its gradient in closed form, for TensorFlow."""
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
+from keras_auxref.ops import backend
 from keras_auxref.ops._checks import HALF, as_tensor, check_vectors_and_matrix, require_tensorflow
-from keras_auxref.ops._rows import epsilon
+from keras_auxref.ops.activations import ACTIVATIONS, activation
+from keras_auxref.ops.reflect import Reflection, null_bound, reflection, reflection_vjp
+from keras_auxref.typing import Tensor
 
 TRANSITIONS = ("aux", "linear")
-ACTIVATIONS = ("linear", "modrelu", "relu", "sigmoid", "tanh")
-"""The activations whose derivative is a function of their output: nothing else has to be stored."""
 
 
 class Transition(NamedTuple):
@@ -24,20 +24,6 @@ class Transition(NamedTuple):
     forward: Callable[..., Any]
     backward: Callable[..., Any]
     saved_sizes: tuple[int, ...]
-
-
-def modrelu(x: Any, bias: Any) -> Any:
-    """The real modReLU, sign(x) · relu(|x| + b), for b broadcast against x. Zero stays zero, whatever b.
-
-    Example:
-    >>> import numpy as np
-    >>> print(modrelu(np.array([-3.0, 0.5, 0.0]), np.array([-1.0, -1.0, 1.0])).numpy())
-    [-2.  0.  0.]
-
-    Reference: Arjovsky, Shah & Bengio, "Unitary Evolution Recurrent Neural Networks", ICML 2016.
-    """
-    x = ops.convert_to_tensor(x)
-    return ops.sign(x) * ops.relu(ops.abs(x) + bias)
 
 
 def recurrence(
@@ -88,8 +74,8 @@ def recurrence(
     state.set_shape((x.shape[1], None))
     zeros = ops.zeros(kernel.shape[:1], dtype=kernel.dtype)
     biases = (zeros if b is None else as_tensor(b, "bias") for b in (input_bias, activation_bias))
-    plain, fast = _implementations(transition, activation, return_sequences)
-    return (fast if closed_form else plain)(x, state, kernel, v, *biases)
+    loop, arguments = _Loop(transition, activation, return_sequences), (x, state, kernel, v, *biases)
+    return backend.closed_form(loop.forward, loop.backward, loop.reference, arguments) if closed_form else loop.plain(*arguments)
 
 
 def _check(x: Any, state: Any, kernel: Any, v: Any, activation_bias: Any, transition: str, activation: str) -> None:
@@ -114,139 +100,115 @@ def _check(x: Any, state: Any, kernel: Any, v: Any, activation_bias: Any, transi
         raise ValueError(f"Expected one dtype, float32 or float64. Received: x {dtypes[0]}, kernel {dtypes[1]}, V {dtypes[2]}")
 
 
-@functools.cache
-def _implementations(transition: str, activation: str, return_sequences: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The recurrence that TensorFlow differentiates, and the one with its gradient in closed form."""
-    import tensorflow as tf
+class _Loop(NamedTuple):
+    """One kind of recurrence, for TensorFlow, which owns the loops and arrays."""
 
-    from keras_auxref.ops._gradients import with_reference_gradient
-    from keras_auxref.ops._xla import inside_xla
+    transition: str
+    activation: str
+    return_sequences: bool
 
-    make_transition = {"aux": _aux, "linear": _linear}[transition]
-    activate, deactivate = _activation(activation)
+    def start(self, kernel: Tensor) -> tuple[Transition, Callable[..., Any], Callable[..., Any]]:
+        return ({"aux": _aux, "linear": _linear}[self.transition](kernel), *activation(self.activation))
 
-    def project(x: tf.Tensor, state: tf.Tensor, v: tf.Tensor, b: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        """The number of steps, and V x_t + b for all of them."""
-        steps = tf.shape(x)[0] if x.shape[0] is None else x.shape[0]
-        z = tf.nn.bias_add(tf.matmul(tf.reshape(x, (-1, v.shape[0])), v), b)
-        z = tf.reshape(z, (steps, *tf.unstack(tf.shape(state))))
-        return steps, tf.ensure_shape(z, (x.shape[0], *state.shape))
-
-    def run(unroll: bool, x: Any, state: Any, kernel: Any, v: Any, b: Any, bias: Any) -> tf.Tensor:
+    def plain(self, x: Tensor, state: Tensor, kernel: Tensor, v: Tensor, b: Tensor, bias: Tensor, unroll: bool = False) -> Tensor:
         """The recurrence in operations that differentiate themselves, which keeps no more than is asked for."""
-        steps, projected = project(x, state, v, b)
-        step = make_transition(kernel)
+        import tensorflow as tf
+
+        steps, projected = _project(x, state, v, b)
+        step, activate, _ = self.start(kernel)
 
         def body(t: Any, h: tf.Tensor, states: list[tf.TensorArray]) -> Any:
             h = activate(step.forward(h)[0] + projected[t], bias)
             return t + 1, h, [a.write(t, h) for a in states]
 
-        loop: Any = (0, state, [tf.TensorArray(x.dtype, steps, element_shape=state.shape)] if return_sequences else [])
+        arrays = [tf.TensorArray(x.dtype, steps, element_shape=state.shape)] if self.return_sequences else []
+        loop: Any = (0, state, arrays)
         if unroll:
             for _ in range(steps):
                 loop = body(*loop)
         else:  # XLA differentiates only a loop with a known end
             loop = tf.while_loop(lambda t, *_: t < steps, body, loop, maximum_iterations=steps)
-        return loop[2][0].stack() if return_sequences else loop[1]
+        return loop[2][0].stack() if self.return_sequences else loop[1]
 
-    def reference(g: tf.Tensor, *arguments: tf.Tensor) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(arguments)
-            y = run(inside_xla(), *arguments)  # which cannot compile the gradient of the gradient of a loop
-        return tape.gradient(y, list(arguments), g, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    def forward(self, x: Tensor, state: Tensor, kernel: Tensor, v: Tensor, b: Tensor, bias: Tensor, _: Any) -> Any:
+        """The states, and what the transition saves of every step."""
+        import tensorflow as tf
 
-    @tf.custom_gradient
-    def closed_form(
-        x: tf.Tensor, state: tf.Tensor, kernel: tf.Tensor, v: tf.Tensor, b: tf.Tensor, bias: tf.Tensor
-    ) -> tuple[tf.Tensor, Callable[..., Any]]:
-        steps, projected = project(x, state, v, b)
-        step = make_transition(kernel)
+        steps, projected = _project(x, state, v, b)
+        step, activate, *_ = self.start(kernel)
         # At this size an addition that broadcasts takes as long as three that do not.
         full_bias = tf.broadcast_to(bias, tf.shape(state))
 
-        def array(size: Any, last: int) -> tf.TensorArray:
-            return tf.TensorArray(x.dtype, size, element_shape=(state.shape[0], last), clear_after_read=False)
-
-        def forward(t: tf.Tensor, h: tf.Tensor, states: tf.TensorArray, saved: list[tf.TensorArray]) -> Any:
+        def body(t: tf.Tensor, h: tf.Tensor, states: tf.TensorArray, saved: list[tf.TensorArray]) -> Any:
             y, values = step.forward(h)
             h = activate(y + projected[t], full_bias)
             saved = [a.write(t, value) for a, value in zip(saved, values, strict=True)]
             return t + 1, h, states.write(t + 1, h), saved
 
-        start = (array(steps + 1, state.shape[1]).write(0, state), [array(steps, size) for size in step.saved_sizes])
-        _, last, states, saved = tf.while_loop(lambda t, *_: t < steps, forward, (0, state, *start))
+        states = _array(state, steps + 1, state.shape[1]).write(0, state)
+        arrays = [_array(state, steps, size) for size in step.saved_sizes]
+        _, last, states, saved = tf.while_loop(lambda t, *_: t < steps, body, (0, state, states, arrays))
+        return (states.stack()[1:] if self.return_sequences else last), (steps, last, states, saved)
 
-        def fast(g: tf.Tensor, x: tf.Tensor, state: tf.Tensor, kernel: tf.Tensor, v: tf.Tensor, *_: tf.Tensor) -> Any:
-            def backward(
-                t: tf.Tensor, h: tf.Tensor, gh: tf.Tensor, sums: tuple[tf.Tensor, ...], gx: tf.TensorArray
-            ) -> tuple[Any, ...]:
-                previous = states.read(t)
-                gz, gb = deactivate(gh + g[t] if return_sequences else gh, h)
-                gh, gu = step.backward(gz, previous, *(a.read(t) for a in saved))
-                # Sums in every step: to keep every gu and gz for one product after the loop takes longer.
-                terms = (tf.matmul(gu, previous, transpose_a=True), tf.matmul(x[t], gz, transpose_a=True), gz, gb)
-                sums = tuple(total if term is None else total + term for total, term in zip(sums, terms, strict=True))
-                return t - 1, previous, gh, sums, gx.write(t, tf.matmul(gz, v, transpose_b=True))
+    def backward(
+        self, g: Tensor, kept: Any, x: Tensor, state: Tensor, kernel: Tensor, v: Tensor, *rest: Any
+    ) -> tuple[Tensor, ...]:
+        """The gradients for all six arguments, in one loop from the last step to the first."""
+        import tensorflow as tf
 
-            zeros = tf.zeros_like(state)
-            sums = (tf.zeros_like(kernel), tf.zeros_like(v), zeros, zeros)
-            loop = (steps - 1, last, zeros if return_sequences else g, sums, array(steps, v.shape[0]))
-            _, _, gh, (gk, gv, gz, gb), gx = tf.while_loop(lambda t, *_: t >= 0, backward, loop)
-            return gx.stack(), gh, gk, gv, tf.reduce_sum(gz, axis=0), tf.reduce_sum(gb, axis=0)
+        steps, last, states, saved = kept
+        step, _, deactivate = self.start(kernel)
 
-        y = states.stack()[1:] if return_sequences else last
-        return y, lambda g: with_reference_gradient(fast, reference)(g, x, state, kernel, v, b, bias)
+        def body(t: tf.Tensor, h: tf.Tensor, gh: tf.Tensor, sums: tuple[tf.Tensor, ...], gx: tf.TensorArray) -> tuple[Any, ...]:
+            previous = states.read(t)
+            gz, gb = deactivate(gh + g[t] if self.return_sequences else gh, h)
+            gh, gu = step.backward(gz, previous, *(a.read(t) for a in saved))
+            # Sums in every step: to keep every gu and gz for one product after the loop takes longer.
+            terms = (tf.matmul(gu, previous, transpose_a=True), tf.matmul(x[t], gz, transpose_a=True), gz, gb)
+            sums = tuple(total if term is None else total + term for total, term in zip(sums, terms, strict=True))
+            return t - 1, previous, gh, sums, gx.write(t, tf.matmul(gz, v, transpose_b=True))
 
-    return functools.partial(run, False), closed_form
+        zeros = tf.zeros_like(state)
+        sums = (tf.zeros_like(kernel), tf.zeros_like(v), zeros, zeros)
+        loop = (steps - 1, last, zeros if self.return_sequences else g, sums, _array(state, steps, v.shape[0]))
+        _, _, gh, (gk, gv, gz, gb), gx = tf.while_loop(lambda t, *_: t >= 0, body, loop)
+        return gx.stack(), gh, gk, gv, tf.reduce_sum(gz, axis=0), tf.reduce_sum(gb, axis=0)
+
+    def reference(self, g: Tensor, *arguments: Any) -> Any:
+        # XLA cannot compile the gradient of the gradient of a loop.
+        return backend.vjp(functools.partial(self.plain, unroll=backend.inside_xla()))(g, *arguments[:-1])
 
 
-def _linear(kernel: Any) -> Transition:
+def _project(x: Tensor, state: Tensor, v: Tensor, b: Tensor) -> tuple[Any, Tensor]:
+    """The number of steps, and V x_t + b for all of them."""
     import tensorflow as tf
 
-    transposed = tf.transpose(kernel)
-    return Transition(lambda h: (tf.matmul(h, transposed), ()), lambda g, h: (tf.matmul(g, kernel), g), ())
+    steps = tf.shape(x)[0] if x.shape[0] is None else x.shape[0]
+    z = tf.nn.bias_add(tf.matmul(tf.reshape(x, (-1, v.shape[0])), v), b)
+    z = tf.reshape(z, (steps, *tf.unstack(tf.shape(state))))
+    return steps, tf.ensure_shape(z, (x.shape[0], *state.shape))
 
 
-def _aux(kernel: Any) -> Transition:
-    """f(h) = H(Wh) h as in `reflect`, with what depends on W alone computed once."""
+def _array(state: Tensor, size: Any, last: int) -> Any:
     import tensorflow as tf
 
-    transposed = tf.transpose(kernel)
-    bound = 4 * epsilon(kernel.dtype.name) * math.sqrt(kernel.shape[0]) * tf.reduce_max(tf.abs(tf.stop_gradient(kernel)))
-
-    def forward(h: tf.Tensor) -> Any:
-        u = tf.matmul(h, transposed)
-        # The length of u is no matter to H(u), so that its scale may be a constant to the gradient.
-        magnitude, size = (tf.reduce_max(tf.abs(tf.stop_gradient(t)), axis=-1, keepdims=True) for t in (u, h))
-        # A row that W annihilates gets scale, factor and coefficient 0. A NaN comes through in the direction.
-        scale = tf.math.divide_no_nan(tf.cast(magnitude > bound * size, h.dtype), magnitude)
-        direction = u * scale
-        factor = tf.math.divide_no_nan(tf.constant(2, h.dtype), tf.reduce_sum(tf.square(direction), axis=-1, keepdims=True))
-        coefficient = factor * tf.reduce_sum(direction * h, axis=-1, keepdims=True)
-        return h - coefficient * direction, (direction, scale, factor, scale * coefficient)
-
-    def backward(g: tf.Tensor, h: tf.Tensor, direction: tf.Tensor, scale: tf.Tensor, factor: tf.Tensor, scaled: tf.Tensor) -> Any:
-        k = factor * tf.reduce_sum(g * direction, axis=-1, keepdims=True)
-        e = k * direction - g
-        gu = scaled * e - (scale * k) * h
-        return tf.matmul(gu, kernel) - e, gu
-
-    return Transition(forward, backward, (kernel.shape[0], 1, 1, 1))
+    return tf.TensorArray(state.dtype, size, element_shape=(state.shape[0], last), clear_after_read=False)
 
 
-def _activation(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """φ(z) with the bias of modReLU; and from the cotangent g of φ(z) and φ(z) itself, those of z and of the bias."""
-    import tensorflow as tf
+def _linear(kernel: Tensor) -> Transition:
+    transposed = ops.transpose(kernel)
+    return Transition(lambda h: (ops.matmul(h, transposed), ()), lambda g, h: (ops.matmul(g, kernel), g), ())
 
-    def deactivate_modrelu(g: tf.Tensor, h: tf.Tensor) -> Any:
-        sign = tf.sign(h)
-        gb = g * sign
-        return gb * sign, gb
 
-    return {
-        "linear": (lambda z, _: z, lambda g, h: (g, None)),
-        "modrelu": (modrelu, deactivate_modrelu),
-        "relu": (lambda z, _: tf.nn.relu(z), lambda g, h: (g * tf.sign(h), None)),
-        "sigmoid": (lambda z, _: tf.sigmoid(z), lambda g, h: (g * h * (1 - h), None)),
-        "tanh": (lambda z, _: tf.tanh(z), lambda g, h: (g * (1 - tf.square(h)), None)),
-    }[name]
+def _aux(kernel: Tensor) -> Transition:
+    """f(h) = H(Wh) h, with what depends on W alone computed once. What is saved is what `reflection_vjp` needs, but for h."""
+    bound = null_bound(kernel)
+
+    def forward(h: Tensor) -> Any:
+        result = reflection(h, kernel, bound)
+        return result.y, (result.direction, result.size, result.scale, result.factor, result.relative)
+
+    def backward(g: Tensor, h: Tensor, direction: Tensor, size: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        return reflection_vjp(g, Reflection(None, size, h / size, direction, *rest), kernel)
+
+    return Transition(forward, backward, (kernel.shape[0], 1, 1, 1, 1))

@@ -1,26 +1,28 @@
-"""The auxiliary reflection f(x) = H(Wx) x (paper, section 1)."""
+"""The auxiliary reflection f(x) = H(Wx) x (paper, section 1): the map, where it is the identity, and its gradient."""
 
-import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
+from keras_auxref.ops import backend
 from keras_auxref.ops._checks import HALF, as_tensor, check_vectors_and_matrix, is_symbolic
-from keras_auxref.ops._rows import epsilon, map_rows
-from keras_auxref.ops.householder import Reflection, largest, reflect_along
+from keras_auxref.ops._rows import dtype_of, epsilon, largest, map_rows, matmul, nonzero, size_of
+from keras_auxref.ops.householder import reflect_along
+from keras_auxref.typing import Tensor
 
 
-def reflect(x: Any, w: Any) -> Any:
+def reflect(x: Tensor, w: Tensor) -> Tensor:
     """The auxiliary reflection of every vector on the last axis of x.
 
         f(x) = H(Wx) x = x − c u,      u = W x,      c = 2 uᵀx / ‖u‖².
 
     f preserves norms, f(αx) = α f(x), and W = I − U gives f(x) = U x for every orthogonal U (Theorem 1 of the paper). Where
     W x = 0 the value that keeps Theorem 1 true is f(x) = x, with the identity as gradient for x and zero for W; "zero" is
-    numerical, max|u| ≤ 4 ε √d max|W| max|x|. Runs on every Keras backend; on TensorFlow the gradient is in closed form, one
-    matrix product forward and two backward, as for a Dense layer, and second derivatives are exact.
+    numerical, max|u| ≤ 4 ε √d max|W| max|x|. Entries of x and of W may have any size from 1e-30 to 1e+30. Runs on every Keras
+    backend; on TensorFlow the gradient is in closed form, one matrix product forward and two backward, as for a Dense layer,
+    and second derivatives are exact.
 
     Args:
         x: Tensor of shape `(..., d)`.
@@ -38,89 +40,103 @@ def reflect(x: Any, w: Any) -> Any:
     x, w = as_tensor(x, "x"), as_tensor(w, "w")
     check_vectors_and_matrix(x, w, "x")
     if keras.backend.backend() == "tensorflow" and not is_symbolic(x, w):
-        return map_rows(lambda rows: _closed_form()(rows, w), x)
+        return map_rows(lambda rows: backend.closed_form(_forward, _backward, _reference, (rows, w), plain=_plain), x)
     return reflection(x, w).y
 
 
-def vanishes(u: Any, x: Any, w: Any, magnitude: Any) -> Any:
-    """Where W x is zero up to rounding.
+class Reflection(NamedTuple):
+    """f(x) and what its gradient needs.
+
+    With x̂ = x/size, size = max|x|, and û = r W x̂, r = 1/max|W x̂|, everything between has entries of about 1:
+    f(x) = x − ĉ û, ĉ = factor · ûᵀx, factor = 2/‖û‖². On null rows, where W x = 0, r and ĉ are 0.
+    """
+
+    y: Tensor
+    size: Tensor
+    unit: Tensor  # x̂
+    direction: Tensor  # û
+    scale: Tensor  # r
+    factor: Tensor
+    relative: Tensor  # ĉ/size
+
+    @property
+    def coefficient(self) -> Tensor:
+        """c = 2 uᵀx/‖u‖² of u = W x: f(x) = (I − cW) x, 0 on null rows."""
+        return self.relative * self.scale
+
+
+def null_bound(w: Tensor) -> Tensor:
+    """W x counts as zero where max|W x| is at most this times max|x|: 4 ε √d max|W|, the rounding of the product."""
+    dtype = dtype_of(w)
+    tolerance = 4 * epsilon("float32" if dtype in HALF else dtype) * math.sqrt(w.shape[0])
+    if dtype in HALF:  # such a product is accumulated in float32 and rounded once: its error does not grow with d
+        tolerance = max(tolerance, epsilon(dtype))
+    return tolerance * ops.cast(largest(ops.stop_gradient(w), axis=None), "float32" if dtype in HALF else dtype)
+
+
+def is_null(magnitude: Tensor, bound: Tensor) -> Tensor:
+    """Where max|W x̂| is zero up to rounding, for max|x̂| = 1.
 
     A NaN must not pass for a vector that W annihilates. It compares false; and the maximum of nothing but NaN, for which
     TensorFlow may give −∞, is told by its sign.
     """
-    dtype = keras.backend.standardize_dtype(w.dtype)
-    if dtype in HALF:  # such a product is accumulated in float32 and rounded once: its error does not grow with d
-        tolerance = max(4 * epsilon("float32") * math.sqrt(w.shape[0]), epsilon(dtype))
-    else:
-        tolerance = 4 * epsilon(dtype) * math.sqrt(w.shape[0])
-    bound = tolerance * largest(w, axis=None)
-    return ops.logical_and(magnitude >= 0, magnitude <= ops.cast(bound, u.dtype) * largest(x))
+    return ops.logical_and(magnitude >= 0, magnitude <= bound)
 
 
-def annihilated(x: Any, w: Any) -> Any:
-    """Where W x = 0, for rows x: shape (n, 1)."""
-    x, w = ops.stop_gradient(x), ops.stop_gradient(w)
-    u = ops.matmul(x, ops.transpose(w))
-    return vanishes(u, x, w, largest(u))
-
-
-def reflection(x: Any, w: Any) -> Reflection:
-    """f(x) and what its gradient needs, differentiable by any backend."""
-    dtype = keras.backend.standardize_dtype(x.dtype)
-    u = ops.matmul(x, ops.transpose(w))
+def reflection(x: Tensor, w: Tensor, bound: Tensor | None = None) -> Reflection:
+    """f(x), differentiable by any backend. `bound` is null_bound(w), for those who have it."""
+    dtype = dtype_of(x)
+    size = size_of(x)
+    unit = x / size
+    u = matmul(unit, ops.transpose(w))
     if dtype in HALF:
-        u, x = ops.cast(u, "float32"), ops.cast(x, "float32")
+        u, x, size = (ops.cast(t, "float32") for t in (u, x, size))
     magnitude = largest(ops.stop_gradient(u))
-    dead = vanishes(u, ops.stop_gradient(x), ops.stop_gradient(w), magnitude)
-    result = reflect_along(u, x, magnitude, dead)
-    return result._replace(y=ops.cast(result.y, dtype))
+    null = is_null(magnitude, null_bound(w) if bound is None else bound)
+    result = reflect_along(u, x, magnitude, null)
+    relative = result.coefficient / size
+    return Reflection(ops.cast(result.y, dtype), size, unit, result.direction, result.scale, result.factor, relative)
 
 
-def coefficient(x: Any, w: Any) -> Any:
-    """c(x) = 2 uᵀx/‖u‖², u = W x, on the last axis of x: f(x) = (I − cW) x. 0 where W x = 0. Shape `(...,)`."""
-    result = reflection(x, w)
-    return ops.cast((result.coefficient * result.scale)[..., 0], x.dtype)
+def reflection_vjp(g: Tensor, forward: Reflection, w: Tensor) -> tuple[Tensor, Tensor]:
+    """For a cotangent g of f(x), the gradient for x and the gu with Σ gu xᵀ the gradient for W:
 
-
-def central_coefficient(w: Any) -> Any:
-    """2 tr W/‖W‖²_F, around which c(x) lies: the ratio of its means over all directions of x, and c itself for W = I − U."""
-    size = largest(w, axis=None)
-    w = w / ops.where(size > 0, size, 1)
-    squared = ops.sum(ops.square(w))
-    return 2 * ops.trace(w) / ops.where(squared > 0, squared * size, 1)
-
-
-@functools.cache
-def _closed_form() -> Any:
-    """f on rows, with the vector-Jacobian product in closed form, for TensorFlow.
-
-    For a cotangent g of y, in terms of û = u r (r = 1/max|u|), ĉ and the factor 2/‖û‖²:
-
-        k  = factor · gᵀû        e  = k û − g
-        gu = r (ĉ e − k x)       gx = Wᵀgu − e       gW = Σ gu xᵀ
+    k  = factor · gᵀû        e  = k û − g
+    gu = r (ĉ/size · e − k x̂)       gx = Wᵀgu − e
     """
-    import tensorflow as tf
+    dtype, wide = forward.unit.dtype, forward.direction.dtype
+    g, unit = ops.cast(g, wide), ops.cast(forward.unit, wide)
+    k = ops.sum(g * forward.direction, axis=-1, keepdims=True) * forward.factor
+    e = k * forward.direction - g
+    gu = ops.cast(forward.coefficient * e - (forward.scale * k) * unit, dtype)
+    return matmul(gu, w) - ops.cast(e, dtype), gu
 
-    from keras_auxref.ops._gradients import with_reference_gradient
 
-    def reference(g: tf.Tensor, x: tf.Tensor, w: tf.Tensor) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch([x, w])
-            y = reflection(x, w).y
-        return tape.gradient(y, [x, w], g, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+def _forward(x: Tensor, w: Tensor, _: Any) -> tuple[Tensor, Reflection]:
+    result = reflection(x, w)
+    return result.y, result
 
-    @tf.custom_gradient
-    def closed_form(x: tf.Tensor, w: tf.Tensor) -> Any:
-        forward = reflection(x, w)
 
-        def fast(g: tf.Tensor, x: tf.Tensor, w: tf.Tensor) -> Any:
-            wide = forward.direction.dtype
-            g_wide, x_wide = tf.cast(g, wide), tf.cast(x, wide)
-            k = tf.reduce_sum(g_wide * forward.direction, axis=-1, keepdims=True) * forward.factor
-            e = k * forward.direction - g_wide
-            gu = tf.cast((forward.scale * forward.coefficient) * e - (forward.scale * k) * x_wide, x.dtype)
-            return tf.matmul(gu, w) - tf.cast(e, x.dtype), tf.matmul(gu, x, transpose_a=True)
+def _backward(g: Tensor, forward: Reflection, x: Tensor, w: Tensor, _: Any) -> tuple[Tensor, Tensor]:
+    gx, gu = reflection_vjp(g, forward, w)
+    return gx, matmul(ops.transpose(gu), x)
 
-        return forward.y, lambda g: with_reference_gradient(fast, reference)(g, x, w)
 
-    return closed_form
+def _reference(g: Tensor, x: Tensor, w: Tensor, _: Any) -> Any:
+    return backend.vjp(_plain)(g, x, w)
+
+
+def _plain(x: Tensor, w: Tensor) -> Tensor:
+    return reflection(x, w).y
+
+
+def coefficient(x: Tensor, w: Tensor) -> Tensor:
+    """c(x) = 2 uᵀx/‖u‖², u = W x, on the last axis of x: f(x) = (I − cW) x. 0 where W x = 0. Shape `(...,)`."""
+    return ops.cast(reflection(x, w).coefficient[..., 0], x.dtype)
+
+
+def central_coefficient(w: Tensor) -> Tensor:
+    """2 tr W/‖W‖²_F, around which c(x) lies: the ratio of its means over all directions of x, and c itself for W = I − U."""
+    size = size_of(w, axis=None)
+    w = w / size
+    return 2 * ops.trace(w) / (nonzero(ops.sum(ops.square(w))) * size)

@@ -1,251 +1,196 @@
 """A⁻¹ = (I − cW)⁻¹ for a batch of scalars c, from one factorisation of W.
 
 Jacobian, log-determinant and inverse of the auxiliary reflection depend on the vector x through A = I − cW, that is through one
-scalar. Each class below answers the same questions about A for every row of a batch, in a different basis.
+scalar. `resolvent_of` gives the basis in which to ask; `at(c)` asks there, for the secular equation of the inverse.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-import tensorflow as tf
+from keras import ops
 
-from keras_auxref.ops.factors import EIGEN, EIGEN_WIDE, PER_SAMPLE, SYMMETRIC, Factors
+from keras_auxref.ops import backend
+from keras_auxref.ops._rows import dtype_of, matmul, row_dot
+from keras_auxref.ops.factors import Factors, Route
+from keras_auxref.ops.proof import inverse_by_qr
+from keras_auxref.typing import Tensor
 
 
 class Secular(NamedTuple):
     """What one step on the secular equation ‖x(c)‖ = ‖y‖ needs, each of shape (n, 1); x = A⁻¹y, u = Wx, x′ = dx/dc."""
 
-    psi: tf.Tensor  # (‖x‖² − ‖y‖²)/c = 2uᵀx − c‖u‖², without cancellation
-    x_squared: tf.Tensor  # ‖x‖²
-    slope: tf.Tensor  # xᵀx′
-    u_squared: tf.Tensor  # ‖u‖²
+    psi: Tensor  # (‖x‖² − ‖y‖²)/c = 2uᵀx − c‖u‖², without cancellation
+    x_squared: Tensor  # ‖x‖²
+    slope: Tensor  # xᵀx′
+    u_squared: Tensor  # ‖u‖²
 
 
 class Resolvent(Protocol):
     """(I − cW)⁻¹, row by row. `c` has shape (n, 1), vectors have shape (n, d)."""
 
-    symmetric: bool
-
-    def log_abs_det(self, c: tf.Tensor) -> tf.Tensor:
-        """log|det A|, shape (n, 1)."""
-
-    def trace(self, c: tf.Tensor) -> tf.Tensor:
-        """tr(A⁻¹W), shape (n, 1)."""
-
-    def solve(self, c: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-        """A⁻¹b."""
-
-    def solve_transposed(self, c: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-        """A⁻ᵀb."""
-
-    def pull_back(self, c: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
-        """Σ −g c A⁻ᵀ over the batch: the gradient of Σ g log|det A| with respect to W at fixed c, shape (d, d)."""
-
-    def coordinates(self, y: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def coordinates(self, y: Tensor) -> tuple[Tensor, ...]:
         """y in the basis in which `secular` works."""
 
-    def secular(self, c: tf.Tensor, coordinates: tuple[tf.Tensor, ...]) -> Secular:
+    def secular(self, c: Tensor, coordinates: tuple[Tensor, ...]) -> Secular:
         """The secular equation at c."""
 
-
-def nudge(dtype: tf.DType) -> float:
-    """Added to the diagonal of A, this keeps an exact zero from dividing; it vanishes in the rounding of everything else."""
-    return 1e-100 if dtype == tf.float64 else 1e-12
+    def solve(self, c: Tensor, b: Tensor) -> Tensor:
+        """A⁻¹b."""
 
 
-def _one_minus(c: tf.Tensor, eigenvalue: tf.Tensor) -> tf.Tensor:
-    """1 − cλ for every row and eigenvalue, as a product with (1, c).
-
-    TensorFlow multiplies a column with a row much faster than it broadcasts one over the other, and its graph optimiser, which
-    would merge the 1 of a sum with a later `nudge` and lose that, leaves products alone.
-    """
-    one_and_c = tf.concat([tf.ones_like(c), c], axis=-1)
-    return tf.matmul(one_and_c, tf.stack([tf.ones_like(eigenvalue), -eigenvalue]))
+def nudge(dtype: str) -> float:
+    """Added to what is divided by, this keeps an exact zero from dividing; it vanishes in the rounding of everything else."""
+    return 1e-100 if dtype == "float64" else 1e-12
 
 
-class SymmetricResolvent:
-    """W = PΛPᵀ with orthogonal P: O(d) per vector and step of the secular equation."""
+class Symmetric:
+    """W = BΛBᵀ with orthogonal B: O(d) per vector and step of the secular equation. Every block is one eigenvalue."""
 
-    symmetric = True
+    columns = 1
 
-    def __init__(self, factors: Factors, dtype: tf.DType) -> None:
-        self.eigenvalue = tf.cast(factors.eigenvalue[0], dtype)
-        self.basis = tf.cast(factors.right[0], dtype)
-        self.powers = tf.stack([tf.ones_like(self.eigenvalue), self.eigenvalue, self.eigenvalue**2], axis=1)
+    def __init__(self, factors: Factors, dtype: str) -> None:
+        self.eigenvalue = ops.cast(ops.reshape(factors.a, (-1,)), dtype)
+        self.right = self.left = ops.cast(factors.right, dtype)
+        self.powers = ops.stack([ops.ones_like(self.eigenvalue), self.eigenvalue, self.eigenvalue**2], axis=1)
+        self.trace = self.eigenvalue
+        self.polynomial = ops.stack([ops.ones_like(self.eigenvalue), -self.eigenvalue])
 
-    def _diagonal(self, c: tf.Tensor) -> tf.Tensor:
-        return _one_minus(c, self.eigenvalue) + nudge(c.dtype)
+    def determinant(self, c: Tensor) -> Tensor:
+        """det of the block of every column, 1 − cλ, (n, m).
 
-    def log_abs_det(self, c: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_sum(tf.math.log(tf.abs(self._diagonal(c))), axis=-1, keepdims=True)
+        As a product with (1, c): TensorFlow multiplies a column with a row much faster than it broadcasts one over the other,
+        and its graph optimiser, which would merge the 1 of a sum with a later `nudge` and lose that, leaves products alone.
+        """
+        return matmul(ops.concatenate([ops.ones_like(c), c], axis=-1), self.polynomial)
 
-    def trace(self, c: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_sum(self.eigenvalue / self._diagonal(c), axis=-1, keepdims=True)
+    def coordinates(self, y: Tensor) -> tuple[Tensor, ...]:
+        return (ops.square(matmul(y, ops.transpose(self.right))),)
 
-    def solve(self, c: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-        return tf.matmul(tf.matmul(b, self.basis, transpose_b=True) / self._diagonal(c), self.basis)
-
-    def solve_transposed(self, c: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-        return self.solve(c, b)
-
-    def pull_back(self, c: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
-        diagonal = tf.reduce_sum(-g * c / self._diagonal(c), axis=0)
-        return tf.matmul(self.basis * diagonal[:, None], self.basis, transpose_a=True)
-
-    def coordinates(self, y: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return (tf.square(tf.matmul(y, self.basis, transpose_b=True)),)
-
-    def secular(self, c: tf.Tensor, coordinates: tuple[tf.Tensor, ...]) -> Secular:
-        inverse = 1 / self._diagonal(c)
-        squares = coordinates[0] * tf.square(inverse)
-        x_squared, ux, u_squared = tf.split(tf.matmul(squares, self.powers), 3, axis=-1)
-        slope = tf.matmul(squares * inverse, self.powers[:, 1:2])
+    def secular(self, c: Tensor, coordinates: tuple[Tensor, ...]) -> Secular:
+        inverse = 1 / (self.determinant(c) + nudge(dtype_of(c)))
+        squares = coordinates[0] * ops.square(inverse)
+        x_squared, ux, u_squared = ops.split(matmul(squares, self.powers), 3, axis=-1)
+        slope = matmul(squares * inverse, self.powers[:, 1:2])
         return Secular(2 * ux - c * u_squared, x_squared, slope, u_squared)
 
+    def solve(self, c: Tensor, b: Tensor) -> Tensor:
+        inverse = 1 / (self.determinant(c) + nudge(dtype_of(c)))
+        return matmul(matmul(b, ops.transpose(self.right)) * inverse, self.right)
 
-class EigenResolvent:
-    """W = PΛP⁻¹ in real arithmetic: pairs of real and imaginary parts, one of each conjugate pair of eigenvalues."""
+    def of_u(self, w: Tensor) -> tuple[Tensor, None]:
+        """The matrix that gives the coordinates B⁻¹Wx of u = Wx from x."""
+        return matmul(self.right, ops.transpose(w)), None
 
-    symmetric = False
-
-    def __init__(self, factors: Factors, dtype: tf.DType) -> None:
-        d = factors.w.shape[0]
-        self.real, self.imaginary = tf.unstack(tf.cast(factors.eigenvalue, dtype))
-        self.weight = tf.cast(factors.weight, dtype)
-        # (2m, d): real parts above imaginary parts, so that one product with a real batch gives both.
-        self.right = tf.reshape(tf.cast(factors.right, dtype), [-1, d])
-        self.left = tf.reshape(tf.cast(factors.left, dtype), [-1, d])
-        # Re(Σ weight p z) = Σ weight (Re p Re z − Im p Im z)
-        signs = tf.concat([self.weight, -self.weight], axis=0)[:, None]
-        self.from_right, self.from_left = signs * self.right, signs * self.left
-        self.shift = self.real**2 + self.imaginary**2
-
-    def _diagonal(self, c: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Re D, Im D and 1/|D|² of D = 1 − cΛ."""
-        real = _one_minus(c, self.real)
-        imaginary = tf.matmul(c, -self.imaginary[None])
-        return real, imaginary, 1 / (tf.square(real) + tf.square(imaginary) + nudge(c.dtype) ** 2)
-
-    def _reciprocal(self, c: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Re 1/D and Im 1/D."""
-        real, imaginary, inverse = self._diagonal(c)
-        return real * inverse, -imaginary * inverse
-
-    def _divide(self, c: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
-        """z / D for z of shape (n, 2m)."""
-        a, b = tf.split(z, 2, axis=-1)
-        return tf.concat(_product((a, b), self._reciprocal(c)), axis=-1)
-
-    def log_abs_det(self, c: tf.Tensor) -> tf.Tensor:
-        inverse = self._diagonal(c)[2]
-        return -0.5 * tf.reduce_sum(self.weight * tf.math.log(inverse), axis=-1, keepdims=True)
-
-    def trace(self, c: tf.Tensor) -> tf.Tensor:
-        inverse = self._diagonal(c)[2]
-        return tf.reduce_sum(self.weight * (self.real - c * self.shift) * inverse, axis=-1, keepdims=True)
-
-    def solve(self, c: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-        return tf.matmul(self._divide(c, tf.matmul(b, self.left, transpose_b=True)), self.from_right)
-
-    def solve_transposed(self, c: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-        return tf.matmul(self._divide(c, tf.matmul(b, self.right, transpose_b=True)), self.from_left)
-
-    def pull_back(self, c: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
-        real, imaginary, inverse = self._diagonal(c)
-        gc = -g * c * inverse
-        a = self.weight * tf.reduce_sum(gc * real, axis=0)
-        b = -self.weight * tf.reduce_sum(gc * imaginary, axis=0)
-        # Re(q δ pᵀ) with δ = a + ib, for every kept pair
-        right_real, right_imaginary = tf.split(self.right, 2, axis=0)
-        turned = tf.concat(
-            [a[:, None] * right_real - b[:, None] * right_imaginary, -b[:, None] * right_real - a[:, None] * right_imaginary],
-            axis=0,
-        )
-        return tf.matmul(self.left, turned, transpose_a=True)
-
-    def coordinates(self, y: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        a, b = (tf.matmul(y, half, transpose_b=True) for half in tf.split(self.left, 2, axis=0))
-        return (y, *_product((a, b), (self.real, self.imaginary)))  # y and Λ P⁻¹ y
-
-    def secular(self, c: tf.Tensor, coordinates: tuple[tf.Tensor, ...]) -> Secular:
-        reciprocal = self._reciprocal(c)
-        u_coordinates = _product(coordinates[1:], reciprocal)
-        derivative = _product(u_coordinates, reciprocal)
-        back = tf.split(self.from_right, 2, axis=0)
-        u, x_prime = (tf.matmul(a, back[0]) + tf.matmul(b, back[1]) for a, b in (u_coordinates, derivative))
-        return secular_from_vectors(c, coordinates[0], u, x_prime)
+    def of_v(self, w: Tensor) -> tuple[Tensor, None]:
+        """The matrix that gives the coordinates BᵀWᵀx of v = Wᵀx from x."""
+        return self.of_u(w)
 
 
-def _product(x: Sequence[tf.Tensor], y: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-    """The complex product of two pairs of real and imaginary parts."""
-    return x[0] * y[0] - x[1] * y[1], x[0] * y[1] + x[1] * y[0]
+class Paired:
+    """W = BMB⁻¹ with real 2×2 blocks. Of a block X = I − cM: X⁻¹ = (I − cM̂)/det X, M̂ the adjugate of that block of M."""
+
+    columns = 2
+
+    def __init__(self, factors: Factors, dtype: str) -> None:
+        a, b = ops.cast(factors.a, dtype), ops.cast(factors.b, dtype)
+        self.right, self.left = ops.cast(factors.right, dtype), ops.cast(factors.left, dtype)
+        determinant = a[0] * a[1] + ops.square(b)
+        # Both columns of a block have its trace and determinant.
+        self.trace, self.product = (ops.concatenate([t, t]) for t in (a[0] + a[1], determinant))
+        self.polynomial = ops.stack([ops.ones_like(self.trace), -self.trace, self.product])
+        self.diagonal = ops.concatenate([a[0], a[1]])
+        self.crossed = ops.concatenate([b, -b])
+
+    def determinant(self, c: Tensor) -> Tensor:
+        """det of the block of every column, 1 − c tr M + c² det M, (n, 2h)."""
+        powers = ops.concatenate([ops.ones_like(c), c, c * c], axis=-1)
+        return matmul(powers, self.polynomial)
+
+    def times(self, z: Tensor) -> Tensor:
+        """Mz."""
+        return z * self.diagonal + swap(z) * self.crossed
+
+    def hat(self, z: Tensor) -> Tensor:
+        """M̂z."""
+        return z * swap(self.diagonal) - swap(z) * self.crossed
+
+    def hat_transposed(self, z: Tensor) -> Tensor:
+        """M̂ᵀz."""
+        return z * swap(self.diagonal) + swap(z) * self.crossed
+
+    def of_u(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """The matrices that give the coordinates ũ = B⁻¹Wx of u = Wx from x, and M̂ũ = det(M) B⁻¹x."""
+        return matmul(self.left, w), self.product[:, None] * self.left
+
+    def of_v(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """The matrices that give the coordinates ṽ = BᵀWᵀx of v = Wᵀx from x, and M̂ᵀṽ = det(M) Bᵀx."""
+        return matmul(self.right, ops.transpose(w)), self.product[:, None] * self.right
+
+    def coordinates(self, y: Tensor) -> tuple[Tensor, ...]:
+        """y, and Mỹ, det(M) ỹ, det(M) M̂ỹ of its coordinates ỹ = B⁻¹y: M̂M = det M."""
+        own = matmul(y, ops.transpose(self.left))
+        return y, row_dot(y, y), self.times(own), self.product * own, self.product * self.hat(own)
+
+    def secular(self, c: Tensor, coordinates: tuple[Tensor, ...]) -> Secular:
+        y, yy, first, second, third = coordinates
+        inverse = 1 / (self.determinant(c) + nudge(dtype_of(c)))
+        u = (first - c * second) * inverse
+        derivative = (u - c * (second - c * third) * inverse) * inverse
+        return secular_from_vectors(c, y, yy, matmul(u, self.right), matmul(derivative, self.right))
+
+    def solve(self, c: Tensor, b: Tensor) -> Tensor:
+        own = matmul(b, ops.transpose(self.left))
+        inverse = 1 / (self.determinant(c) + nudge(dtype_of(c)))
+        return matmul((own - c * self.hat(own)) * inverse, self.right)
 
 
-class PerSampleResolvent:
-    """One QR factorisation of A per vector: for a W without usable eigenvectors, under XLA, and for second derivatives.
+def swap(z: Tensor) -> Tensor:
+    """The two halves of the last axis, exchanged: each column meets the other of its block."""
+    h = z.shape[-1] // 2
+    return ops.concatenate([z[..., h:], z[..., :h]], axis=-1)
+
+
+class Rows:
+    """One QR factorisation of A per row: for a W without usable basis, and under XLA in TensorFlow.
 
     QR and not LU, because it has a gradient and an XLA kernel and does not raise where one A of the batch is singular.
     """
 
-    symmetric = False
+    def __init__(self, factors: Factors, dtype: str) -> None:
+        self.w = ops.cast(factors.w, dtype)
 
-    def __init__(self, w: tf.Tensor) -> None:
-        self.w = w
+    def coordinates(self, y: Tensor) -> tuple[Tensor, ...]:
+        return y, row_dot(y, y), matmul(y, ops.transpose(self.w))
 
-    def _qr(self, c: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return tf.linalg.qr(tf.eye(self.w.shape[0], dtype=self.w.dtype) - c[..., None] * self.w)
+    def _inverse(self, c: Tensor) -> Tensor:
+        return inverse_by_qr(ops.eye(self.w.shape[0], dtype=self.w.dtype) - c[..., None] * self.w)
 
-    def log_abs_det(self, c: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_sum(tf.math.log(tf.abs(tf.linalg.diag_part(self._qr(c)[1]))), axis=-1, keepdims=True)
+    def secular(self, c: Tensor, coordinates: tuple[Tensor, ...]) -> Secular:
+        y, yy, wy = coordinates
+        inverse = self._inverse(c)
+        u = _apply(inverse, wy)
+        return secular_from_vectors(c, y, yy, u, _apply(inverse, u))
 
-    def trace(self, c: tf.Tensor) -> tf.Tensor:
-        q, r = self._qr(c)
-        return tf.linalg.trace(tf.linalg.triangular_solve(r, tf.matmul(q, self.w, transpose_a=True), lower=False))[..., None]
-
-    def solve(self, c: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-        q, r = self._qr(c)
-        return tf.linalg.triangular_solve(r, tf.matmul(q, b[..., None], transpose_a=True), lower=False)[..., 0]
-
-    def solve_transposed(self, c: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-        q, r = self._qr(c)
-        return tf.matmul(q, tf.linalg.triangular_solve(r, b[..., None], lower=False, adjoint=True))[..., 0]
-
-    def pull_back(self, c: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
-        q, r = self._qr(c)
-        inverse = tf.linalg.triangular_solve(r, tf.linalg.matrix_transpose(q), lower=False)
-        return tf.reduce_sum((-g * c)[..., None] * tf.linalg.matrix_transpose(inverse), axis=0)
-
-    def coordinates(self, y: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return y, tf.matmul(y, self.w, transpose_b=True)
-
-    def secular(self, c: tf.Tensor, coordinates: tuple[tf.Tensor, ...]) -> Secular:
-        y, wy = coordinates
-        u = self.solve(c, wy)
-        return secular_from_vectors(c, y, u, self.solve(c, u))
+    def solve(self, c: Tensor, b: Tensor) -> Tensor:
+        return _apply(self._inverse(c), b)
 
 
-def secular_from_vectors(c: tf.Tensor, y: tf.Tensor, u: tf.Tensor, derivative: tf.Tensor) -> Secular:
+def _apply(matrices: Tensor, rows: Tensor) -> Tensor:
+    return matmul(matrices, rows[..., None])[..., 0]
+
+
+def secular_from_vectors(c: Tensor, y: Tensor, yy: Tensor, u: Tensor, derivative: Tensor) -> Secular:
     """The scalars of `Secular` from u = A⁻¹Wy and x′ = A⁻¹u, with x = y + cu."""
-    uu, uy = row_dot(u, u), row_dot(u, y)
-    x_squared = row_dot(y, y) + c * (2 * uy + c * uu)
-    return Secular(2 * uy + c * uu, x_squared, row_dot(y, derivative) + c * row_dot(u, derivative), uu)
+    uu = row_dot(u, u)
+    psi = 2 * row_dot(u, y) + c * uu
+    return Secular(psi, yy + c * psi, row_dot(y + c * u, derivative), uu)
 
 
-def row_dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """aᵀb for every row, shape (n, 1)."""
-    d = a.shape[-1]
-    if d is not None and d <= 16:  # a reduction over so short an axis costs more than a product with ones
-        return tf.matmul(a * b, tf.ones([d, 1], a.dtype))
-    return tf.reduce_sum(a * b, axis=-1, keepdims=True)
+def resolvent_of(factors: Factors, route: Route, dtype: str, *, wide: bool = False) -> Resolvent:
+    """The resolvent of a route, for rows of the given dtype or of float64."""
+    kind: Any = {"symmetric": Symmetric, "paired": Paired, "rows": Rows}[route.basis]
+    return kind(factors, dtype_for(route, dtype, wide=wide))
 
 
-def resolvent_of(factors: Factors, route: int, dtype: tf.DType) -> tuple[Resolvent, tf.DType]:
-    """The resolvent for one of the routes of `Factors`, and the dtype to batch in."""
-    if route == SYMMETRIC:
-        return SymmetricResolvent(factors, dtype), dtype
-    if route == EIGEN:
-        return EigenResolvent(factors, dtype), dtype
-    if route == EIGEN_WIDE:
-        return EigenResolvent(factors, tf.float64), tf.float64
-    assert route == PER_SAMPLE
-    return PerSampleResolvent(factors.w), tf.float64
+def dtype_for(route: Route, dtype: str, *, wide: bool = False) -> str:
+    """The dtype in which rows of `dtype` are computed with: float64 where the route or the caller asks for it."""
+    return backend.wide_dtype() if route.wide or wide else dtype

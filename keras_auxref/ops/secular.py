@@ -2,41 +2,43 @@
 
 from typing import NamedTuple
 
-import tensorflow as tf
+from keras import ops
 
-from keras_auxref.ops._rows import epsilon
-from keras_auxref.ops.factors import Bracket
+from keras_auxref.ops._rows import dtype_of, epsilon, row_dot
+from keras_auxref.ops.proof import Bracket
 from keras_auxref.ops.resolvent import Resolvent
+from keras_auxref.typing import Tensor
 
 
 class Root(NamedTuple):
     """c for every row, with the number of evaluations that it took and whether it has converged."""
 
-    c: tf.Tensor
-    steps: tf.Tensor
-    done: tf.Tensor
+    c: Tensor
+    steps: Tensor
+    done: Tensor
 
 
 class _State(NamedTuple):
-    c: tf.Tensor
-    low: tf.Tensor
-    high: tf.Tensor
-    low_seen: tf.Tensor
-    high_seen: tf.Tensor
-    residual: tf.Tensor
-    older: tf.Tensor
-    reach: tf.Tensor
-    done: tf.Tensor
-    steps: tf.Tensor
+    c: Tensor
+    low: Tensor
+    high: Tensor
+    low_seen: Tensor
+    high_seen: Tensor
+    residual: Tensor
+    older: Tensor
+    reach: Tensor
+    done: Tensor
+    steps: Tensor
 
 
 def solve_secular(
-    y: tf.Tensor,
-    norm: tf.Tensor,
+    y: Tensor,
+    wy: Tensor,
+    null: Tensor,
     resolvent: Resolvent,
     bracket: Bracket,
-    start: tf.Tensor,
-    at_zero: tf.Tensor,
+    start: Tensor,
+    *,
     max_steps: int,
     nearest: bool = False,
     leave: float = 0.0,
@@ -46,75 +48,92 @@ def solve_secular(
     h is nearly linear in c (Hebden, Reinsch), hence few steps. With ψ = (‖x‖² − ‖y‖²)/c, the Newton step is
     c ψ ‖x‖² / ((‖x‖ + ‖y‖) ‖y‖ xᵀx′). ψ ≥ 0 at the lower end and ≤ 0 at the upper end of the bracket and changes sign only at
     true roots, poles included, so its sign keeps the bracket; bisection replaces a Newton step that leaves the bracket or
-    follows two that did not halve the residual |ψ|/‖u‖ = ‖f(x) − y‖. c = 0 also solves the equation without being a preimage:
-    where the bracket contains it, the sign of ψ(0) = 2yᵀWy (`at_zero`) chooses a side and the step is deflated,
-    s ← s c/(c − s).
+    follows two that did not halve the residual |ψ|/‖u‖ = ‖f(x) − y‖. A pole that is hit exactly moves the iterate and says
+    nothing else. c = 0 also solves the equation without being a preimage: where the bracket contains it, the sign of
+    ψ(0) = 2yᵀWy chooses a side and the step is deflated, s ← s c/(c − s).
 
     With `nearest`, a W without certificate, for which there may be several roots, is searched from `start` outwards: to the
     right where ψ > 0 and to the left where ψ < 0, no step longer than a reach that doubles, until ψ changes sign. At the root
     found ψ falls, as it does on the branch on which a W = I − U starts; log|det J| is −∞ at the folds between branches.
 
-    The iteration ends when no more than the share `leave` of all rows is left, or after `max_steps`.
+    The iteration ends when no more than the share `leave` of all rows is left, or after `max_steps`. Null rows, where W y = 0,
+    and rows with a NaN have no root: they are done before the start, with c = 0.
     """
-    dtype = y.dtype
+    dtype = dtype_of(y)
     # Two quadratic steps follow a residual below `close`: the last one here, and the refinement of x. Rows that are left
     # behind if that was too hopeful can afford to count on less.
-    tolerance, close = 4 * epsilon(dtype.name), epsilon(dtype.name) ** 0.25 / 8 if leave else epsilon(dtype.name) ** 0.5 / 32
-    low, high = (tf.cast(end, dtype) * tf.ones_like(at_zero) for end in (bracket.low, bracket.high))
-    straddles = (low < 0) & (high > 0)
-    explores = ~bracket.certified if nearest else tf.constant(False)
-    low = tf.where(straddles & (at_zero > 0) & ~explores, tf.zeros_like(low), low)
-    high = tf.where(straddles & (at_zero <= 0) & ~explores, tf.zeros_like(high), high)
-    start = tf.cast(start, dtype) * tf.ones_like(low)
-    c = tf.where((start > low) & (start < high), start, (low + high) / 2)
+    tolerance, close = 4 * epsilon(dtype), epsilon(dtype) ** 0.25 / 8 if leave else epsilon(dtype) ** 0.5 / 32
+    norm, at_zero = ops.sqrt(row_dot(y, y)), 2 * row_dot(y, wy)
+    one = ops.ones_like(at_zero)
+    low, high = (ops.cast(end, dtype) * one for end in (bracket.low, bracket.high))
+    straddles = ops.logical_and(low < 0, high > 0)
+    explores = ops.logical_and(nearest, ops.logical_not(bracket.certified))
+    chooses = ops.logical_and(straddles, ops.logical_not(explores))
+    low = ops.where(ops.logical_and(chooses, at_zero > 0), 0 * one, low)
+    high = ops.where(ops.logical_and(chooses, at_zero <= 0), 0 * one, high)
+    start = ops.cast(start, dtype) * one
+    c = ops.where(ops.logical_and(start > low, start < high), start, (low + high) / 2)
     coordinates = resolvent.coordinates(y)
-    infinite = tf.fill(tf.shape(c), tf.constant(float("inf"), dtype))
+    infinite = float("inf") * one
 
     def step(state: _State) -> tuple[_State]:
         c, low, high, low_seen, high_seen, residual, older, reach, done, steps = state
         secular = resolvent.secular(c, coordinates)
-        now = tf.abs(secular.psi) / (tf.sqrt(secular.u_squared) * norm)
-        finite = tf.math.is_finite(now)
-        positive = secular.psi > 0
-        low, high = tf.where(positive, c, low), tf.where(positive, high, c)
-        low_seen, high_seen = low_seen | positive, high_seen | ~positive
-        newton = c * secular.psi * secular.x_squared / ((tf.sqrt(secular.x_squared) + norm) * norm * secular.slope)
-        newton = c - tf.where(straddles, newton * c / (c - newton), newton)
-        inside = (newton > low) & (newton < high) & (now <= tf.maximum(residual, older) / 2)
+        now = ops.abs(secular.psi) / (ops.sqrt(secular.u_squared) * norm)
+        finite = ops.isfinite(now)
+        positive = ops.logical_and(secular.psi > 0, finite)
+        negative = ops.logical_and(secular.psi <= 0, finite)
+        low, high = ops.where(positive, c, low), ops.where(negative, c, high)
+        low_seen, high_seen = ops.logical_or(low_seen, positive), ops.logical_or(high_seen, negative)
+        newton = c * secular.psi * secular.x_squared / ((ops.sqrt(secular.x_squared) + norm) * norm * secular.slope)
+        newton = c - ops.where(straddles, newton * c / (c - newton), newton)
+        inside = _all(newton > low, newton < high, now <= ops.maximum(residual, older) / 2)
         # A root close to an end of the bracket throws the step just over it: look at that end before bisecting.
-        end = tf.where((newton <= low) & ~low_seen, low, tf.where((newton >= high) & ~high_seen, high, (low + high) / 2))
+        middle = ops.where(finite, (low + high) / 2, low + 0.381966 * (high - low))
+        end = ops.where(ops.logical_and(newton >= high, ~high_seen), high, middle)
+        end = ops.where(ops.logical_and(newton <= low, ~low_seen), low, end)
         if nearest:
-            outwards = explores & ~(low_seen & high_seen)
-            inside &= ~outwards | (tf.abs(newton - c) <= reach)
-            end = tf.where(outwards, tf.where(positive, tf.minimum(c + reach, high), tf.maximum(c - reach, low)), end)
-            reach = tf.where(inside, reach, 2 * reach)
-        following = tf.where(inside, newton, end)
-        width = tolerance * tf.maximum(tf.abs(low), tf.abs(high))
-        stagnates = (now <= 16 * tolerance) & (now > residual / 2)  # what is left is rounding
-        last = (now <= close) & inside & ~stagnates  # convergence is quadratic: this step needs no look at where it lands
-        stop = (now <= tolerance) | stagnates | last | ~finite | (high - low <= width)
+            outwards = _all(explores, ~ops.logical_and(low_seen, high_seen), finite)
+            inside = ops.logical_and(inside, ops.logical_or(~outwards, ops.abs(newton - c) <= reach))
+            beyond = ops.where(positive, ops.minimum(c + reach, high), ops.maximum(c - reach, low))
+            end = ops.where(outwards, beyond, end)
+            reach = ops.where(inside, reach, 2 * reach)
+        following = ops.where(inside, newton, end)
+        width = tolerance * ops.maximum(ops.abs(low), ops.abs(high))
+        stagnates = ops.logical_and(now <= 16 * tolerance, now > residual / 2)  # what is left is rounding
+        last = _all(now <= close, inside, ~stagnates)  # convergence is quadratic: no need to look at where it lands
+        stop = now <= tolerance
+        for reason in (stagnates, last, high - low <= width):
+            stop = ops.logical_or(stop, reason)
+        stays = ops.logical_or(done, ops.logical_and(stop, ~last))
         return (
             _State(
-                c=tf.where(done | (stop & ~last), c, following),
-                low=tf.where(done, state.low, low),
-                high=tf.where(done, state.high, high),
+                c=ops.where(stays, c, following),
+                low=ops.where(done, state.low, low),
+                high=ops.where(done, state.high, high),
                 low_seen=low_seen,
                 high_seen=high_seen,
                 # Any other step starts the comparison anew.
-                residual=tf.where(inside, now, infinite),
-                older=tf.where(inside, residual, infinite),
+                residual=ops.where(inside, now, infinite),
+                older=ops.where(inside, residual, infinite),
                 reach=reach,
-                done=done | stop,
-                steps=steps + tf.cast(~done, tf.int32),
+                done=ops.logical_or(done, stop),
+                steps=steps + ops.cast(~done, "int32"),
             ),
         )
 
-    # Rows of zeros or NaN have no root: they are done before the start and hold nobody up.
-    done = ~tf.math.is_finite(at_zero)
-    seen = ~tf.fill(tf.shape(c), bracket.certified | explores)
-    state = _State(c, low, high, seen, seen, infinite, infinite, tf.abs(start) / 16, done, tf.zeros_like(done, tf.int32))
-    few = tf.cast(leave * tf.cast(tf.size(c), tf.float32), tf.int32)
-    (state,) = tf.while_loop(
-        lambda state: tf.math.count_nonzero(~state.done, dtype=tf.int32) > few, step, (state,), maximum_iterations=max_steps
+    lost = ops.logical_or(null, ~ops.isfinite(at_zero))
+    seen = ops.logical_and(one > 0, ~ops.logical_or(bracket.certified, explores))
+    state = _State(c, low, high, seen, seen, infinite, infinite, ops.abs(start) / 16, lost, ops.zeros_like(lost, dtype="int32"))
+    few = ops.cast(leave * ops.cast(ops.shape(c)[0], "float32"), "int32")
+    (state,) = ops.while_loop(
+        lambda state: ops.sum(ops.cast(~state.done, "int32")) > few, step, (state,), maximum_iterations=max_steps
     )
-    return Root(state.c, state.steps, state.done)
+    return Root(ops.where(lost, 0 * one, state.c), state.steps, state.done)
+
+
+def _all(*conditions: Tensor) -> Tensor:
+    result = conditions[0]
+    for condition in conditions[1:]:
+        result = ops.logical_and(result, condition)
+    return result

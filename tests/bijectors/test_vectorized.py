@@ -12,18 +12,9 @@ from tests.bijectors.cases import CASES, traced
 from tests.support import certified
 
 tfd = tfp.distributions
-# TensorFlow cannot vectorise the picking of rows in the search for c.
-picks_rows = pytest.mark.xfail(strict=True, reason="the inverse picks rows, which `tf.vectorized_map` has no way for")
 
 
-def _case(case):
-    parameter = traced(case)
-    aux = case.name.startswith(("aux", "view_aux"))
-    general = [pytest.mark.slow] if case.name == "aux" else []  # a long way to fail
-    return pytest.param(case, marks=[*parameter.marks, *general, *([picks_rows] if aux else [])], id=case.name)
-
-
-@pytest.mark.parametrize("case", [_case(case) for case in CASES])
+@pytest.mark.parametrize("case", [traced(case) for case in CASES])
 def test_every_method_vectorises_without_a_word(rng, case, caplog):
     bijector = case.make(rng, "float64")
     x = tf.constant(rng.normal(size=(4, *case.event)))
@@ -42,7 +33,6 @@ def test_every_method_vectorises_without_a_word(rng, case, caplog):
         np.testing.assert_allclose(result, expected, rtol=1e-9, atol=1e-12)
 
 
-@picks_rows
 @pytest.mark.parametrize("kernel", ["spectral", pytest.param("free", marks=pytest.mark.slow)])
 def test_gradients_inside_of_a_vectorised_map(rng, kernel):
     """One gradient for W per vector."""
@@ -57,7 +47,6 @@ def test_gradients_inside_of_a_vectorised_map(rng, kernel):
     np.testing.assert_allclose(tf.vectorized_map(gradient, y), tf.stack([gradient(row) for row in y]), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.xfail(reason="the sizes of the factors of W depend on W")
 @pytest.mark.parametrize("function", [pytest.param(ops.inverse, marks=pytest.mark.slow), ops.log_det_jacobian])
 def test_a_matrix_for_every_iteration(rng, function):
     """Symmetric, general and without a basis of eigenvectors, side by side."""
@@ -67,7 +56,6 @@ def test_a_matrix_for_every_iteration(rng, function):
     np.testing.assert_allclose(result, tf.stack([function(*pair) for pair in zip(y, w, strict=True)]), rtol=1e-9, atol=1e-12)
 
 
-@picks_rows
 def test_joint_distributions_that_batch_themselves(rng):
     """Sampling and density of a hierarchy whose last part is the view of a flow."""
     bijector = bijectors.AuxReflection(rng.normal(size=(3, 3)), "spectral")

@@ -11,6 +11,7 @@ CODE = """
 import json, os, sys
 
 os.environ["KERAS_BACKEND"] = sys.argv[1]
+sys.modules["tensorflow"] = None  # not there
 import keras
 import numpy as np
 import keras_auxref

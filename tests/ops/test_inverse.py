@@ -92,9 +92,9 @@ def test_not_found_is_nan_and_never_a_wrong_number(rng):
     ("make", "expected"),
     [
         (lambda rng: certified(4, 1.5, 0.0, rng), routes.SYMMETRIC),
-        (lambda rng: certified(4, 1.5, 3.0, rng), routes.EIGEN),
-        (lambda rng: np.array([[1.0, 0.05], [0.0, 1.00000001]]), routes.PER_SAMPLE),
-        (lambda rng: np.array([[1.0, 0.05], [0.0, 1.0]]), routes.PER_SAMPLE),
+        (lambda rng: certified(4, 1.5, 3.0, rng), routes.PAIRED),
+        (lambda rng: np.array([[1.0, 0.05], [0.0, 1.00000001]]), routes.ROWS),
+        (lambda rng: np.array([[1.0, 0.05], [0.0, 1.0]]), routes.ROWS),
     ],
 )
 def test_every_route_gives_value_and_gradients(rng, make, expected):
@@ -109,7 +109,7 @@ def test_every_route_gives_value_and_gradients(rng, make, expected):
 
 def test_float32_with_ill_conditioned_eigenvectors_batches_in_float64(rng):
     w = np.array([[1.0, 0.05], [0.0, 1.0001]], "float32")
-    assert int(ops.factorize(w).route) == routes.EIGEN_WIDE
+    assert int(ops.factorize(w).route) == routes.PAIRED_WIDE
     y = rng.normal(size=(50, 2)).astype("float32")
     assert residual(ops.inverse(y, w), y, w).max() < 1e-6
 
@@ -207,10 +207,10 @@ def test_half_precision(rng):
     [
         (lambda rng: certified(4, 1.5, 0.0, rng), routes.SYMMETRIC),
         (lambda rng: np.diag([1.0, -2.0, 0.3, 4.0]), routes.SYMMETRIC),  # without certificate
-        (lambda rng: certified(4, 1.5, 3.0, rng), routes.EIGEN),
-        (lambda rng: rng.normal(size=(4, 4)), routes.EIGEN),
-        (lambda rng: np.array([[1.0, 0.05], [0.0, 1.0001]]), routes.EIGEN_WIDE),
-        (lambda rng: np.array([[1.0, 0.05], [0.0, 1.0]]), routes.PER_SAMPLE),
+        (lambda rng: certified(4, 1.5, 3.0, rng), routes.PAIRED),
+        (lambda rng: rng.normal(size=(4, 4)), routes.PAIRED),
+        (lambda rng: np.array([[1.0, 0.05], [0.0, 1.0001]]), routes.PAIRED_WIDE),
+        (lambda rng: np.array([[1.0, 0.05], [0.0, 1.0]]), routes.ROWS),
     ],
 )
 def test_factors_can_be_reused(rng, matrix, route):

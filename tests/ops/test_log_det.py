@@ -67,10 +67,10 @@ def test_repeated_eigenvalues_are_ordinary(rng, dtype, w):
     ("make", "dtype", "expected"),
     [
         (lambda rng: certified(4, 1.5, 0.0, rng), "float64", routes.SYMMETRIC),
-        (lambda rng: rng.normal(size=(4, 4)), "float32", routes.EIGEN),
-        (lambda rng: _jordan(2) + np.diag([0, 1e-4]), "float32", routes.EIGEN_WIDE),
-        (lambda rng: _jordan(2) + np.diag([0, 1e-7]), "float64", routes.PER_SAMPLE),
-        (lambda rng: _jordan(3), "float32", routes.PER_SAMPLE),
+        (lambda rng: rng.normal(size=(4, 4)), "float32", routes.PAIRED),
+        (lambda rng: _jordan(2) + np.diag([0, 1e-4]), "float32", routes.PAIRED_WIDE),
+        (lambda rng: _jordan(2) + np.diag([0, 1e-7]), "float64", routes.ROWS),
+        (lambda rng: _jordan(3), "float32", routes.ROWS),
     ],
 )
 def test_every_route_is_taken_and_right(rng, make, dtype, expected):
@@ -99,7 +99,7 @@ def test_zero_is_judged_in_the_precision_of_the_input(rng):
     w[:2, :2] = _jordan(2) + np.diag([0, 1e-4])
     u = orthogonal(4, rng)
     w = (u @ w @ u.T).astype("float32")
-    assert int(ops.factorize(w).route) == routes.EIGEN_WIDE
+    assert int(ops.factorize(w).route) == routes.PAIRED_WIDE
     x = u[:, 3:].T.astype("float32")  # W x = 0 up to the rounding of both
     assert 0 < np.abs(w @ x[0]).max() < 1e-6
     np.testing.assert_array_equal(ops.log_det_jacobian(x, w), 0)

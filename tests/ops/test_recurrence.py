@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from keras_auxref import ops
-from keras_auxref.ops.recurrence import ACTIVATIONS, modrelu, recurrence
+from keras_auxref.ops.activations import ACTIVATIONS, modrelu
+from keras_auxref.ops.recurrence import recurrence
 from tests import support
 
 TRANSITIONS = ["aux", "linear"]

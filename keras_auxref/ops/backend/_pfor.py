@@ -1,0 +1,72 @@
+"""`tf.vectorized_map` of a function of rows: all iterations become rows of one call."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+
+def let_vectorise(outputs: Any, call: Callable[..., Any], arguments: tuple[Any, ...], rows: int) -> None:
+    """Tells TensorFlow how to vectorise `outputs = call(*arguments)`, where the first `rows` arguments are (n, …).
+
+    TensorFlow vectorises a function operation by operation, and has no way for those of variable size, such as the picking of
+    rows; for others it falls back to loops, with a page of warnings. An operation may bring a converter of its own, as here.
+    Iterations that differ in rows alone become (iterations · n, …), one call; iterations that differ in anything else, in W for
+    instance, are called one after the other. Where the operation is not what is expected here, TensorFlow goes its own way.
+
+    Args:
+        outputs: A nest of tensors, all of them (n, …), each row made of the same row of the arguments.
+        call: The `tf.function` that was called.
+        arguments: Its arguments: nests of tensors and constants.
+        rows: How many of the arguments are nests of (n, …).
+    """
+    leaves = tf.nest.flatten(arguments)
+    places = [place for place, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
+    own = sum(tf.is_tensor(leaf) for leaf in tf.nest.flatten(arguments[:rows]))
+    operation = tf.nest.flatten(outputs)[0].op
+    while operation.type == "Identity":
+        operation = operation.inputs[0].op
+    if len(operation.inputs) != len(places):
+        return
+
+    def again(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        given = list(leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            given[place] = tensor
+        results = tf.nest.flatten(call(*tf.nest.pack_sequence_as(arguments, given)))
+        return [result for result in results if result is not None]
+
+    def convert(pfor_input: Any) -> list[Any]:
+        from tensorflow.python.ops.parallel_for.pfor import wrap
+
+        tensors = [wrapped.t for wrapped in pfor_input.inputs]
+        stacked = [place for place, wrapped in enumerate(pfor_input.inputs) if wrapped.is_stacked]
+        if max(stacked) < own:
+            results = _as_rows(again, tensors, stacked, own, pfor_input.pfor.loop_len_vector[0])
+        else:
+            results = _one_by_one(again, tensors, stacked, [output.dtype for output in operation.outputs])
+        return [wrap(result, True) for result in results]
+
+    operation.pfor_converter = convert
+
+
+def _as_rows(again: Any, tensors: list[tf.Tensor], stacked: list[int], own: int, iterations: tf.Tensor) -> list[tf.Tensor]:
+    whole = [t if place in stacked else tf.repeat(t[None], iterations, axis=0) for place, t in enumerate(tensors[:own])]
+    lead = tf.shape(whole[0])[:2]
+
+    def flat(t: tf.Tensor) -> tf.Tensor:
+        known = t.shape[:2].num_elements()
+        return tf.reshape(t, tf.concat([[-1 if known is None else known], tf.shape(t)[2:]], axis=0))
+
+    results = again([*map(flat, whole), *tensors[own:]])
+    return [tf.reshape(t, tf.concat([lead, tf.shape(t)[1:]], axis=0)) for t in results]
+
+
+def _one_by_one(again: Any, tensors: list[tf.Tensor], stacked: list[int], dtypes: list[tf.DType]) -> list[tf.Tensor]:
+    def iteration(parts: list[tf.Tensor]) -> list[tf.Tensor]:
+        given = list(tensors)
+        for place, part in zip(stacked, parts, strict=True):
+            given[place] = part
+        return again(given)
+
+    return tf.map_fn(iteration, [tensors[place] for place in stacked], fn_output_signature=dtypes)

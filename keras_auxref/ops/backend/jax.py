@@ -1,0 +1,90 @@
+"""JAX: eager and under jit, in float64 where `jax_enable_x64` is set."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def wide_dtype() -> str:
+    """The most precise floating-point dtype: float32 unless JAX was told to have float64."""
+    return "float64" if jax.config.jax_enable_x64 else "float32"
+
+
+def inside_xla() -> bool:
+    """XLA is everywhere in JAX, with an eigendecomposition of general matrices and an exact one of symmetric ones."""
+    return False
+
+
+def vjp(function: Callable[..., Any]) -> Callable[..., Any]:
+    """(cotangents, *arguments) → gradients: the vector-Jacobian product of a function, by automatic differentiation."""
+    return lambda cotangents, *arguments: jax.vjp(function, *arguments)[1](cotangents)
+
+
+def closed_form(
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    reference: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    constants: Any = (),
+    plain: Callable[..., Any] | None = None,
+) -> Any:
+    """forward(*arguments, constants), differentiated by `backward`, and a second time through `reference`.
+
+    The arguments are those of the TensorFlow version. Forward mode is refused by JAX.
+    """
+
+    @jax.custom_vjp
+    def both(constants: Any, *arguments: Any) -> Any:
+        return forward(*arguments, constants)
+
+    def both_forward(constants: Any, *arguments: Any) -> Any:
+        # The function itself, whose own rule a second derivative then uses.
+        outputs, saved = both(constants, *arguments)
+        return (outputs, saved), (constants, arguments, saved)
+
+    def both_backward(residuals: Any, cotangents: Any) -> Any:
+        constants, arguments, saved = residuals
+        return (None, *gradient((constants, saved), cotangents[0], *arguments))
+
+    @jax.custom_vjp
+    def gradient(kept: Any, cotangents: Any, *arguments: Any) -> Any:
+        constants, saved = kept
+        return tuple(backward(cotangents, saved, *arguments, constants))
+
+    def gradient_forward(kept: Any, cotangents: Any, *arguments: Any) -> Any:
+        return gradient(kept, cotangents, *arguments), (kept[0], cotangents, arguments)
+
+    def gradient_backward(residuals: Any, seconds: Any) -> Any:
+        constants, cotangents, arguments = residuals
+        plain = lambda cotangents, *arguments: tuple(reference(cotangents, *arguments, constants))  # noqa: E731
+        return (None, *jax.vjp(plain, cotangents, *arguments)[1](seconds))
+
+    both.defvjp(both_forward, both_backward)
+    gradient.defvjp(gradient_forward, gradient_backward)
+    return both(constants, *arguments)[0]
+
+
+def shared(function: Callable[..., Any], *arguments: Any, rows: int = 0, **static: Any) -> Any:
+    """function(*arguments, **static): XLA finds what is the same by itself."""
+    return function(*arguments, **static)
+
+
+def picks_rows() -> bool:
+    """Whether `only_rows` costs in proportion to the rows that are chosen: shapes are static here."""
+    return False
+
+
+def only_rows(chosen: Any, function: Callable[..., Any], current: Any, *rows: Any, total: Any = ()) -> Any:
+    """`current`, a nest of (n, …), with the rows where `chosen` (n, 1) replaced by what a function gives for these rows alone.
+
+    The arguments are those of the TensorFlow version. All rows are computed, if any is chosen.
+    """
+
+    def replaced() -> Any:
+        masked = jax.tree.map(lambda t: jnp.where(chosen, t, 0), rows[0])
+        new, extra = function(masked, *rows[1:])
+        return jax.tree.map(lambda a, b: jnp.where(chosen, a, b), new, current), jax.tree.map(jnp.add, total, extra)
+
+    return jax.lax.cond(jnp.any(chosen), replaced, lambda: (current, total))

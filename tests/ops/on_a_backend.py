@@ -1,0 +1,139 @@
+"""Every function of `ops` on the backend named by KERAS_BACKEND, without TensorFlow, against NumPy. Prints name → error."""
+
+import json
+import os
+import sys
+
+if os.environ["KERAS_BACKEND"] != "tensorflow":
+    sys.modules["tensorflow"] = None  # type: ignore[assignment]
+
+import keras
+import numpy as np
+
+from keras_auxref import kernels, ops
+
+BACKEND = keras.backend.backend()
+rng = np.random.default_rng(0)
+D = 5
+
+
+def compiled(function):
+    if BACKEND != "jax":
+        return function
+    import jax
+
+    return jax.jit(function)
+
+
+def gradient(function, *arguments):
+    """The gradients of Σ cos(function)."""
+
+    def loss(*arguments):
+        return keras.ops.sum(keras.ops.cos(function(*arguments)))
+
+    if BACKEND == "jax":
+        import jax
+
+        return jax.jit(jax.grad(loss, tuple(range(len(arguments)))))(*arguments)
+    if BACKEND == "torch":
+        import torch
+
+        arguments = [argument.detach().clone().requires_grad_() for argument in arguments]
+        return torch.autograd.grad(loss(*arguments), arguments)
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        tape.watch(arguments)
+        value = loss(*arguments)
+    return tape.gradient(value, arguments)
+
+
+def array(tensor):
+    return np.asarray(keras.ops.convert_to_numpy(tensor), "float64")
+
+
+def reflect(x, w):
+    u = x @ w.T
+    return x - 2 * u * np.sum(u * x, -1, keepdims=True) / np.sum(u * u, -1, keepdims=True)
+
+
+def log_det(x, w):
+    u, v = x @ w.T, x @ w
+    beta = 2 / np.sum(u * u, -1)[:, None, None]
+    n = np.eye(D) - beta * np.sum(u * x, -1)[:, None, None] * w + beta * u[:, :, None] * v[:, None, :]
+    return np.linalg.slogdet(n)[1]
+
+
+def differences(function, *arguments, step=1e-6):
+    found = []
+    for position, argument in enumerate(arguments):
+        total = np.zeros_like(argument)
+        for index in np.ndindex(argument.shape):
+            sides = []
+            for sign in (1, -1):
+                moved = [a.copy() for a in arguments]
+                moved[position][index] += sign * step
+                sides.append(np.sum(np.cos(function(*moved))))
+            total[index] = (sides[0] - sides[1]) / (2 * step)
+        found.append(total)
+    return found
+
+
+def inverse(y, w):
+    """By Newton's method on all unknowns, from the answer of the package."""
+    x = array(invert(tensor(y), tensor(w)))
+    for _ in range(8):
+        u, v = x @ w.T, x @ w
+        beta = 2 / np.sum(u * u, -1)[:, None, None]
+        a = np.eye(D) - beta * np.sum(u * x, -1)[:, None, None] * w
+        j = a - beta * u[:, :, None] * (np.einsum("ni,nij->nj", u, a) + v)[:, None, :]
+        x = x - np.linalg.solve(j, (reflect(x, w) - y)[..., None])[..., 0]
+    return x
+
+
+def tensor(value):
+    return keras.ops.convert_to_tensor(value, "float32")
+
+
+def worst(computed, expected):
+    return float(np.abs(array(computed) - expected).max() / (1 + np.abs(expected).max()))
+
+
+invert = compiled(ops.inverse)
+q = np.linalg.qr(rng.normal(size=(D, D)))[0]
+k = rng.normal(size=(D, D))
+MATRICES = {
+    "symmetric": q * np.linspace(1, 1.8, D) @ q.T,
+    "certified": np.linalg.inv(q * np.linspace(1, 1.8, D) @ q.T + 0.3 * (k - k.T)),
+    "defective": 2 * np.eye(D) + np.eye(D, k=1),
+}
+x = rng.normal(size=(6, D))
+found = {}
+for name, w in MATRICES.items():
+    w = w.astype("float32").astype("float64")
+    x = x.astype("float32").astype("float64")
+    y, value, _ = compiled(ops.reflect_and_log_det)(tensor(x), tensor(w))
+    found[f"reflect_and_log_det {name}"] = max(worst(y, reflect(x, w)), worst(value, log_det(x, w)))
+    back = array(invert(tensor(x), tensor(w)))
+    found[f"inverse {name}"] = worst(reflect(back, w), x)
+    if name == "defective":
+        continue
+    for label, function, reference in (
+        ("reflect", ops.reflect, reflect),
+        ("log_det_jacobian", ops.log_det_jacobian, log_det),
+        ("inverse", ops.inverse, inverse),
+    ):
+        pairs = zip(gradient(function, tensor(x), tensor(w)), differences(reference, x, w), strict=True)
+        found[f"gradient of {label} {name}"] = max(worst(a, b) for a, b in pairs)
+w = MATRICES["certified"]
+found["certified"] = 1.0 - float(kernels.certify(tensor(w)).invertible and bool(ops.is_certified(tensor(w))))
+orthogonal = array(ops.cayley(tensor(k)))
+found["cayley"] = worst(orthogonal.T @ orthogonal, np.eye(D))
+orthogonal = array(ops.matrix_exp(tensor(k)))
+found["matrix_exp"] = worst(orthogonal.T @ orthogonal, np.eye(D))
+product = x
+for column in k.T[::-1]:
+    product = product - 2 * np.outer(product @ column, column) / (column @ column)
+found["householder_product"] = worst(ops.householder_product(tensor(k), tensor(x)), product)
+found["preimages"] = worst(ops.preimages(tensor(x[0]), tensor(w))[0], array(invert(tensor(x), tensor(w)))[0])
+print(json.dumps(found))
