@@ -86,7 +86,7 @@ def gather(b: Tensor, eigenvalues: Tensor, condition: float = LARGEST_CONDITION)
     if keras.backend.backend() != "tensorflow" or is_symbolic(b, eigenvalues):
         return _gather(b, eigenvalues, condition=condition, steps=steps, differentiable=True)
 
-    static = {"condition": condition, "steps": steps}
+    static: dict[str, Any] = {"condition": condition, "steps": steps}
 
     def fast(b: Tensor, eigenvalues: Tensor, _: Any) -> tuple[Tensor, tuple[()]]:
         return backend.shared(_gather, b, eigenvalues, differentiable=False, **static), ()
