@@ -62,6 +62,7 @@ class MultiScale(Invertible, keras.layers.Layer):
         self.steps_of_level = [[self._step(level + 1, k + 1, seeds) for k in range(steps)] for level in range(levels)]
 
     def _step(self, level: int, step: int, seeds: random.Random) -> list[keras.layers.Layer]:
+        """ActNorm first, the coupling last, and between them the layers that mix channels."""
         place, dtype = f"level_{level}_step_{step}", self.dtype_policy
         return [
             ActNorm(name=f"{place}_act_norm", dtype=dtype),
@@ -92,8 +93,7 @@ class MultiScale(Invertible, keras.layers.Layer):
 
     def mixing_layers(self) -> list[keras.layers.Layer]:
         """The layers that mix channels, from the image on."""
-        layers = [layer for level in range(self.levels) for layer in self._layers_of(level)]
-        return [layer for layer in layers if not isinstance(layer, ActNorm | AffineCoupling)]
+        return [layer for level in self.steps_of_level for step in level for layer in step[1:-1]]
 
     def inverse_parts(self) -> list[Any]:
         """The layers that `inverse` runs through."""
@@ -105,7 +105,7 @@ class MultiScale(Invertible, keras.layers.Layer):
     def forward_and_log_det(self, x: Any, training: bool | None = None) -> tuple[Any, Any]:
         """z and log|det ∂z/∂x|, of shapes `(batch, D)` and `(batch,)`."""
         x = keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)
-        return self._walk(x, lambda layer, x: _forward_and_log_det(layer, x, training))
+        return self._walk(x, lambda layer, x: layer.forward_and_log_det(x, training=training))
 
     def log_det_jacobian(self, x: Any) -> Any:
         """log|det ∂z/∂x| for every image, of shape `(batch,)`."""
@@ -204,12 +204,6 @@ class MultiScale(Invertible, keras.layers.Layer):
 
 def _call(layer: Any, x: Any, training: bool | None) -> Any:
     return layer(x, training=training) if isinstance(layer, AuxReflection) else layer(x)
-
-
-def _forward_and_log_det(layer: Any, x: Any, training: bool | None) -> tuple[Any, Any]:
-    if isinstance(layer, AuxReflection):  # which follows the branch of the data
-        return layer.forward_and_log_det(x, training=training)
-    return layer.forward_and_log_det(x)
 
 
 def _flat(x: Any) -> Any:
