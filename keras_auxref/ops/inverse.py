@@ -147,8 +147,10 @@ def _search(y: Tensor, w: Tensor, constants: Any, *, symmetric: bool | None, rou
     problem = _Problem(matrix, factors, ops.cast(start, backend.wide_dtype()), near is not None, max_steps)
 
     def find(way: Route) -> _Found:
-        leave = _LEAVE if backend.picks_rows() and way.basis != "rows" else 0.0
+        leave = _LEAVE if backend.picks_rows() and not way.wide else 0.0
         found, c, good = problem.attempt(unit, null, None, way, wide=False, leave=leave)
+        if way.wide:  # there is nothing better to try
+            return found
         again = ops.logical_and(~good, ops.logical_and(~null, ops.all(ops.isfinite(unit), axis=-1, keepdims=True)))
 
         def alone(c: Tensor, unit: Tensor, null: Tensor, steps: Tensor) -> tuple[_Found, tuple[()]]:
@@ -214,7 +216,8 @@ class _Problem(NamedTuple):
 
         forward, difference, before = error(x)
         forward = forward._replace(scale=live * forward.scale, relative=live * forward.relative)
-        step = at_points(lambda point, g: (jacobian_solve(point, g), ()), difference, forward, w, self.factors, way, wide=wide)[0]
+        # At a pole of A no step is taken: the root of the secular equation is what there is.
+        step = at_points(_newton, difference, forward, w, self.factors, way, wide=wide, careful=False)[0]
         refined = ops.cast(x - step, dtype)
         after = error(ops.cast(refined, kind))[2]
         if kind != dtype:  # what rounding does to x is more than what the step does
@@ -264,6 +267,10 @@ def _gradients(g: Tensor, x: Tensor, w: Tensor, factors: Factors, *, symmetric: 
 
     t, gw = dispatch(factors, routes_of(w, symmetric), through)
     return t, gw / scale
+
+
+def _newton(point: Point, error: Tensor) -> tuple[Tensor, tuple[()]]:
+    return jacobian_solve(point, error), ()
 
 
 def _implicit(point: Point, g: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[()]]:
