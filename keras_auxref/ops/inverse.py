@@ -216,8 +216,9 @@ class _Problem(NamedTuple):
 
         forward, difference, before = error(x)
         forward = forward._replace(scale=live * forward.scale, relative=live * forward.relative)
-        # At a pole of A no step is taken: the root of the secular equation is what there is.
-        step = at_points(_newton, difference, forward, w, self.factors, way, wide=wide, careful=False)[0]
+        # Where x will be rounded, or can be searched for again in float64, rows at a pole of A may do without this step.
+        careful = dtype == backend.wide_dtype()
+        step = at_points(_newton, difference, forward, w, self.factors, way, wide=wide, careful=careful)[0]
         refined = ops.cast(x - step, dtype)
         after = error(ops.cast(refined, kind))[2]
         if kind != dtype:  # what rounding does to x is more than what the step does
