@@ -56,8 +56,8 @@ class Glow(LikelihoodModel):
             `"aux_factored_right"`, its one-sided form; `"aux"`, an auxiliary reflection with free W, started at W = I − Q;
             `"aux_spectral"`, the paper's provably invertible one, with a fixed Q before it; `"aux_relaxed_cayley"`, a larger
             provably invertible family, started at Q; `"householder"`, as many reflections as channels; `"conv"`, Glow's
-            invertible 1×1 convolution; `"qr"`, the
-            same in the form Q R; `"fixed"`, Q itself. Or a `kernels.Spectral` or `kernels.RelaxedCayley` instance.
+            invertible 1×1 convolution; `"qr"`, the same in the form Q R; `"aux_factored_qr"`, R after a factored reflection;
+            `"fixed"`, Q itself. Or a `kernels.Spectral` or `kernels.RelaxedCayley` instance.
         bits: The number b of bits of a pixel.
         squash: The line of all 2ᵇ values is squashed by this factor about its middle before the logit, which is infinite at
             its ends.

@@ -53,6 +53,10 @@ def _qr(start: FixedPointFree, common: dict[str, Any]) -> list[keras.layers.Laye
     return [QRDense(kernel_initializer=start, **common)]
 
 
+def _aux_factored_qr(start: FixedPointFree, common: dict[str, Any]) -> list[keras.layers.Layer]:
+    return [QRDense("factored", kernel_initializer=start, **common)]
+
+
 def _fixed(start: FixedPointFree, common: dict[str, Any]) -> list[keras.layers.Layer]:
     return [InvertibleDense(kernel_initializer=start, trainable=False, **common)]
 
@@ -66,6 +70,7 @@ _BUILDERS: dict[str, Builder] = {
     "householder": _householder,
     "conv": _conv,
     "qr": _qr,
+    "aux_factored_qr": _aux_factored_qr,
     "fixed": _fixed,
 }
 MIXINGS = tuple(_BUILDERS)
@@ -95,6 +100,7 @@ def build_mixing(mixing: Any, seed: int, name: str, dtype: Any) -> list[keras.la
         householder          H(v₁)…H(v_c) x for c channels, started at Q
         conv                 W x, started at Q: the invertible 1×1 convolution of Kingma & Dhariwal
         qr                   Q R x, Q of c reflections and R triangular with a positive diagonal, started at R = I
+        aux_factored_qr      R f(x), f the map `aux_factored` and R as in `qr`, started at R = I: provably invertible
         fixed                Q x, not trained
 
     A `kernels.Spectral` or `kernels.RelaxedCayley` instance in the place of a name takes that kernel, with its settings.

@@ -42,6 +42,7 @@ def test_only_what_should_train_is_trainable():
         "householder": [16],
         "conv": [16],
         "qr": [26],
+        "aux_factored_qr": [46],
         "fixed": [0],
     }
 
@@ -66,6 +67,7 @@ def test_xla_is_for_mixings_that_it_can_factor():
         "householder": True,
         "conv": True,
         "qr": True,
+        "aux_factored_qr": True,
         "fixed": True,
     }
     assert supports_xla(kernels.Spectral())
