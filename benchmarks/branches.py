@@ -1,9 +1,10 @@
 """Is an unconstrained auxiliary reflection one-to-one where the data are? The paper's conjecture, measured on trained flows.
 
-    python benchmarks/branches.py MODEL.keras [MODEL.keras …]
+    python -m benchmarks.branches MODEL.keras [MODEL.keras …]
 
-For every auxiliary reflection of every flow that `examples/glow.py --dataset cifar10` saved: how many preimages f(x) has, counted
-exactly for some vectors x, and for how many of all vectors the inverse returns x; then how many whole images come back.
+For every auxiliary reflection of every flow that `python -m experiments.glow --dataset cifar10` saved: how many preimages f(x)
+has, counted exactly for some vectors x, and for how many of all vectors the inverse returns x; then how many whole images come
+back.
 Writes benchmarks/results/branches.json.
 """
 
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import report  # makes the examples' helpers importable
-from common import data
+
+from benchmarks import report
+from experiments.harness import data
 
 RESTORED_WITHIN = 1e-4
 BATCH = 250

@@ -1,7 +1,7 @@
 """What the three functions behind everything cost, against what a user would write or pick instead.
 
-    python benchmarks/core.py            # about two minutes on two CPU cores
-    python benchmarks/core.py --quick    # a smoke run
+    python -m benchmarks.core            # about two minutes on two CPU cores
+    python -m benchmarks.core --quick    # a smoke run
 
 * `AuxReflection`, forward and backward, against a bias-free Dense layer, with and without XLA;
 * `ops.log_det_jacobian`, value and gradients, against Lemma 4 of the paper with one LU factorisation per vector;
@@ -12,18 +12,15 @@ Everything is a ratio of times measured in one run, in rounds over all candidate
 
 import argparse
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import keras
 import numpy as np
-import report
 import tensorflow as tf
-from timing import interleaved
 
+from benchmarks import report
+from benchmarks.timing import interleaved
 from keras_auxref import AuxReflection, ops
 
 SHAPES = [(16384, 12), (4096, 24), (1024, 48)]

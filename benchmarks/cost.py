@@ -1,7 +1,7 @@
 """What every kernel, map and the factored reflection cost: forward and backward pass of one layer, as ratios to Dense.
 
-    python benchmarks/cost.py --quick    a smoke run of seconds
-    python benchmarks/cost.py            one table: d = 12 and 48 with as many rows as a Glow on CIFAR-10 has there, 256 and 784
+    python -m benchmarks.cost --quick    a smoke run of seconds
+    python -m benchmarks.cost            one table: d = 12 and 48 with as many rows as a Glow on CIFAR-10 has there, 256 and 784
                                          with a batch of 128
 
 Every candidate computes y from (rows, d) inputs and the gradients of the inputs and of all weights for a given gradient of y;
@@ -12,11 +12,11 @@ are of minima.
 import argparse
 from typing import Any
 
-import report  # makes the examples' helpers importable
-from common import cli
-from common.results import environment, hardware
-from maps import _keras_candidate
-from timing import interleaved
+from benchmarks import report
+from benchmarks.maps import _keras_candidate
+from benchmarks.timing import interleaved
+from experiments.harness import cli
+from experiments.harness.results import environment, hardware
 
 SIZES = ((16384, 12), (1024, 48), (128, 256), (128, 784))
 QUICK_SIZES = ((64, 4), (32, 8))

@@ -1,7 +1,7 @@
 """What the mixing of channels costs in a whole Glow: a training step and decoding, for every mixing, as ratios to Glow's own.
 
-    python benchmarks/glow.py --quick    a smoke run of a minute
-    python benchmarks/glow.py            the paper's size on CIFAR-10: 32×32×3, L = 3, K = 8, C = 64, batch 64
+    python -m benchmarks.glow --quick    a smoke run of a minute
+    python -m benchmarks.glow            the paper's size on CIFAR-10: 32×32×3, L = 3, K = 8, C = 64, batch 64
 
 All flows have the same couplings, ActNorm and optimizer and differ in the mixing only. Beside those of `Glow` stand
 
@@ -20,10 +20,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import report  # makes the examples' helpers importable
-from common import cli, data
-from common.results import environment, hardware
-from timing import interleaved
+from benchmarks import report
+from benchmarks.timing import interleaved
+from experiments.harness import cli, data
+from experiments.harness.results import environment, hardware
 
 MIXINGS = ("conv", "aux_factored", "aux_factored_right", "aux", "aux_spectral", "aux_relaxed_cayley", "householder", "fixed")
 REFERENCE, NONE, PAPER = "conv", "none", "aux, as in the paper"

@@ -1,8 +1,8 @@
 """Speed of one auxiliary reflection beside Dense and the orthogonal maps: forward and backward pass, over d and batch.
 
-    python benchmarks/maps.py --quick           a smoke run of seconds
-    python benchmarks/maps.py                   the sweep: a table, maps.json and maps.png
-    python benchmarks/maps.py --fcnn            a training step of the paper's network (d = 784, batch 128) with every map
+    python -m benchmarks.maps --quick           a smoke run of seconds
+    python -m benchmarks.maps                   the sweep: a table, maps.json and maps.png
+    python -m benchmarks.maps --fcnn            a training step of the paper's network (d = 784, batch 128) with every map
 
 Every candidate computes y from (batch, d) inputs and the gradients of the inputs and of all weights for a given gradient of
 y; orthogonal matrices are built from their weights in every step, as in training. Candidates take turns, in a new order in
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import report  # makes the examples' helpers importable, and with them the network of the paper
-from common import cli
-from common.results import environment, hardware, write_json
-from timing import interleaved
+from benchmarks import report
+from benchmarks.timing import interleaved
+from experiments.harness import cli
+from experiments.harness.results import environment, hardware, write_json
 
 ORTHOGONAL = ("householder", "cayley", "exp")
 TORCH_NAMES = {"householder": "householder", "cayley": "cayley", "exp": "matrix_exp"}
@@ -123,9 +123,10 @@ def _torch_candidate(name: str, wrap: Callable[[Any], Any], d: int, batch: int, 
 
 def fcnn_candidates(batch: int, dimension: int, jit: bool) -> list[Candidate]:
     """The training step that `model.fit` runs, for the network of the paper with every map, and with plain Dense layers."""
-    import fcnn
     import keras
     import tensorflow as tf
+
+    from experiments import fcnn
 
     x = tf.random.uniform((batch, dimension), seed=0)
     labels = tf.random.uniform((batch,), maxval=FCNN["classes"], dtype=tf.int32, seed=0)
@@ -210,7 +211,7 @@ def training_steps(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Time over d at one batch, and over batch at one d, both logarithmic: equal growth shows as parallel lines."""
-    from common import plotting
+    from experiments.harness import plotting
 
     sizes = {key: sorted({row[key] for row in rows}) for key in ("d", "batch")}
     fixed = {"d": sizes["d"][-1], "batch": sizes["batch"][len(sizes["batch"]) // 2]}
@@ -238,7 +239,7 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 def _line(name: str, position: int) -> dict[str, Any]:
     """The colour of the map; PyTorch's version of it is dashed."""
-    from common import plotting
+    from experiments.harness import plotting
 
     ours = {f"torch {torch_name}": name for name, torch_name in TORCH_NAMES.items()} | {"torch linear": "dense"}
     look = plotting.style(ours.get(name, name), position)

@@ -2,14 +2,10 @@
 
 import argparse
 import datetime
-import sys
 from pathlib import Path
 from typing import Any
 
-# The examples' helpers.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-
-from common.results import command, environment, write_json
+from experiments.harness.results import command, environment, write_json
 
 RESULTS = Path(__file__).parent / "results"
 QUICK = Path("runs", "benchmarks")

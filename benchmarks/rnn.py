@@ -1,26 +1,23 @@
 """What a training step of a recurrent network costs, by its transition, against SimpleRNN and LSTM.
 
-    python benchmarks/rnn.py            # about ten minutes on two CPU cores
-    python benchmarks/rnn.py --quick    # a smoke run
+    python -m benchmarks.rnn            # about ten minutes on two CPU cores
+    python -m benchmarks.rnn --quick    # a smoke run
 
-Forward, backward and update of a network that reads 784 pixels one by one, as in examples/rnn.py: hidden size 170, batch 128,
+Forward, backward and update of a network that reads 784 pixels one by one, as in experiments/rnn.py: hidden size 170, batch 128,
 one plain optimizer for all. With and without XLA. Everything is a ratio of times measured in one run, in rounds over all
 candidates. Writes a JSON file and prints a table.
 """
 
 import argparse
-import os
 from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import keras
 import numpy as np
-import report
 import tensorflow as tf
-from timing import interleaved
 
+from benchmarks import report
+from benchmarks.timing import interleaved
 from keras_auxref import OrthogonalRNN
 
 CLASSES = 10

@@ -1,8 +1,8 @@
 """Load on examples/serve.py, with a replica killed in the middle: requests per second, what was lost, and memory.
 
-    python benchmarks/serving.py                      # exports a classifier and a flow and serves them; three minutes
-    python benchmarks/serving.py saved_models/*/      # the same for models of your own
-    python benchmarks/serving.py --quick              # a smoke run
+    python -m benchmarks.serving                      # exports a classifier and a flow and serves them; three minutes
+    python -m benchmarks.serving saved_models/*/      # the same for models of your own
+    python -m benchmarks.serving --quick              # a smoke run
 
 Needs `pip install 'keras-auxref[serve]'`. Clients in threads ask every signature in turn, as fast as they are answered, over
 connections that they keep for 100 requests. They stop after --requests or --seconds, whichever comes first. After a quarter of
@@ -23,13 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import numpy as np
-import report  # makes the examples' helpers importable
-from common import cli, serving
-from common.serving_model import SavedModel, latest_version
-from common.serving_process import Server
+
+from benchmarks import report
+from examples.server import protocol
+from examples.server.model import SavedModel, latest_version
+from examples.server.process import Server
+from experiments.harness import cli
 
 KEEP, ATTEMPTS, TIMEOUT = 100, 5, 30
 WARM_UP_SHARE, KILL_SHARE = 0.05, 0.25
@@ -46,7 +46,7 @@ class Question:
 
     def answered_by(self, body: bytes) -> bool:
         """Whether an answer is right, up to the rounding of another number of threads."""
-        expected = json.loads(serving.answer(serving.Request("", {}, self.rows), self.outputs))
+        expected = json.loads(protocol.answer(protocol.Request("", {}, self.rows), self.outputs))
         try:
             return _close(json.loads(body), expected)
         except ValueError:
@@ -98,7 +98,7 @@ def questions(folders: list[Path], rows: int = 4, variants: int = 4) -> list[Que
                     [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)] if by_rows else columns
                 )
                 body = json.dumps({"signature_name": name, "instances" if by_rows else "inputs": value}).encode()
-                outputs = model.run(serving.Request(name, inputs, by_rows))
+                outputs = model.run(protocol.Request(name, inputs, by_rows))
                 found.append(Question(f"/v1/models/{folder.name}:predict", body, by_rows, outputs))
     return found
 

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import cli
-from common.serving import Signature, Tensor, read_metadata
+
+from server.cli import positive
+from server.protocol import Signature, Tensor, read_metadata
 
 # What comes first gives what a later one takes.
 ORDER = ("serving_default", "log_prob", "encode", "decode", "sample")
@@ -164,7 +165,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("models", nargs="+", metavar="NAME", help="a model that the server has")
     p.add_argument("--url", default="http://127.0.0.1:8501", help="where the server listens (default: %(default)s)")
-    p.add_argument("--rows", type=cli.positive, default=4, metavar="N", help="rows of random inputs (default: %(default)s)")
+    p.add_argument("--rows", type=positive, default=4, metavar="N", help="rows of random inputs (default: %(default)s)")
     p.add_argument(
         "--input", type=_array_argument, action="append", default=[], metavar="NAME=FILE", help="an input, from a .npy file"
     )

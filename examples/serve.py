@@ -25,8 +25,8 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from common import cli
-from common.serving_model import ModelError, describe, end_with_parent, latest_version
+from server.cli import positive
+from server.model import ModelError, describe, end_with_parent, latest_version
 
 MEGABYTE = 2**20
 
@@ -37,10 +37,10 @@ def arguments() -> argparse.Namespace:
         "folders", nargs="+", type=Path, metavar="FOLDER", help="a folder of versions; its name is the name of the model"
     )
     p.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: %(default)s)")
-    p.add_argument("--port", type=cli.positive, default=8501, metavar="N", help="(default: %(default)s)")
-    p.add_argument("--replicas", type=cli.positive, default=2, metavar="N", help="processes (default: %(default)s)")
-    p.add_argument("--max-batch", type=cli.positive, default=1024, metavar="N", help="rows of a request (default: %(default)s)")
-    p.add_argument("--max-megabytes", type=cli.positive, default=32, metavar="N", help="size of a request (default: %(default)s)")
+    p.add_argument("--port", type=positive, default=8501, metavar="N", help="(default: %(default)s)")
+    p.add_argument("--replicas", type=positive, default=2, metavar="N", help="processes (default: %(default)s)")
+    p.add_argument("--max-batch", type=positive, default=1024, metavar="N", help="rows of a request (default: %(default)s)")
+    p.add_argument("--max-megabytes", type=positive, default=32, metavar="N", help="size of a request (default: %(default)s)")
     return p.parse_args()
 
 
@@ -75,7 +75,7 @@ def run() -> None:
     # Every model is loaded once in a process of its own, which takes TensorFlow's memory with it, while the engine is imported.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent) as pool:
         described = pool.submit(describe, args.folders)
-        from common.serving_app import serve
+        from server.app import serve
 
         models = described.result()
     for model in models:

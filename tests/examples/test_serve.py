@@ -1,4 +1,4 @@
-"""Serving: the SavedModels, the client against a server of a few lines, and the real server. The protocol: test_serving.py."""
+"""Serving: the SavedModels, the client against a server of a few lines, and the real server. The protocol: test_protocol.py."""
 
 import argparse
 import contextlib
@@ -16,14 +16,15 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import client
 import numpy as np
 import pytest
-import serve
 import tensorflow as tf
-from common import serving
-from common.serving import RequestError, Tensor
-from common.serving_model import ModelError, SavedModel, describe, latest_version
+
+import client
+import serve
+from server import protocol
+from server.model import ModelError, SavedModel, describe, latest_version
+from server.protocol import RequestError, Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -107,15 +108,15 @@ def test_the_highest_version_is_described(folders, tmp_path):
 def test_every_signature_is_computed(folders):
     flow = SavedModel(folders[1], 1)
     flow.warm_up()
-    request = serving.parse(
+    request = protocol.parse(
         b'{"signature_name": "sample", "inputs": {"n": 3, "seed": 1, "temperature": 0.5}}', flow.signatures, 8
     )
     images = flow.run(request)["images"]
     assert images.shape == (3, 4, 4, 3)
-    encoded = flow.run(serving.Request("encode", {"images": images}, True))
-    np.testing.assert_allclose(flow.run(serving.Request("decode", {"z": encoded["z"]}, True))["images"], images, rtol=1e-6)
-    outside = flow.run(serving.Request("serving_default", {"images": images + 9}, True))
-    assert b"-Infinity" in serving.answer(request, outside)
+    encoded = flow.run(protocol.Request("encode", {"images": images}, True))
+    np.testing.assert_allclose(flow.run(protocol.Request("decode", {"z": encoded["z"]}, True))["images"], images, rtol=1e-6)
+    outside = flow.run(protocol.Request("serving_default", {"images": images + 9}, True))
+    assert b"-Infinity" in protocol.answer(request, outside)
     request.inputs["temperature"] = np.float32(-1)
     with pytest.raises(RequestError, match="temperature is negative") as caught:
         flow.run(request)
@@ -140,7 +141,7 @@ def handler(models):
 
         def do_GET(self):
             model = models[self.path.split("/")[3]]
-            self.reply(200, serving.metadata(model.folder.name, model.version, model.signatures))
+            self.reply(200, protocol.metadata(model.folder.name, model.version, model.signatures))
 
         def do_POST(self):
             body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -150,10 +151,10 @@ def handler(models):
                 return
             model = models[self.path.split("/")[3].partition(":")[0]]
             try:
-                request = serving.parse(body, model.signatures, 16)
-                self.reply(200, serving.answer(request, model.run(request)))
+                request = protocol.parse(body, model.signatures, 16)
+                self.reply(200, protocol.answer(request, model.run(request)))
             except RequestError as error:
-                self.reply(error.status, serving.error(error.message))
+                self.reply(error.status, protocol.error(error.message))
 
         def log_message(self, *_):
             pass
@@ -268,7 +269,7 @@ class Caller:
 @pytest.mark.slow
 def test_the_whole_server(folders, example, tmp_path):
     pytest.importorskip("uvicorn", reason="pip install 'keras-auxref[serve]'")
-    from common.serving_process import Server
+    from server.process import Server
 
     options = ("--max-batch", "16", "--max-megabytes", "1")
     with Server(folders, replicas=2, options=options) as server:
@@ -284,9 +285,9 @@ def test_the_whole_server(folders, example, tmp_path):
             "state": "AVAILABLE",
             "status": {"error_code": "OK", "error_message": ""},
         }
-        assert serving.read_metadata(call("/v1/models/flow/metadata")[1]) == SavedModel(folders[1], 1).signatures
+        assert protocol.read_metadata(call("/v1/models/flow/metadata")[1]) == SavedModel(folders[1], 1).signatures
         expected = SavedModel(folders[0], 10).run(
-            serving.Request("serving_default", {"x": np.full((1, 64), 0.5, "float32")}, True)
+            protocol.Request("serving_default", {"x": np.full((1, 64), 0.5, "float32")}, True)
         )
         for path in (predict, "/v1/models/digits/versions/10:predict"):
             status, answer = call(path, {"instances": x})
@@ -358,7 +359,7 @@ def test_the_whole_server(folders, example, tmp_path):
 @pytest.mark.slow
 def test_replicas_end_with_a_killed_parent(folders):
     pytest.importorskip("uvicorn", reason="pip install 'keras-auxref[serve]'")
-    from common.serving_process import Server
+    from server.process import Server
 
     with Server(folders[:1], replicas=2) as server:
         server.wait_ready(2)
@@ -371,13 +372,15 @@ def test_benchmark(folders, tmp_path):
     pytest.importorskip("uvicorn", reason="pip install 'keras-auxref[serve]'")
     command = [
         sys.executable,
-        str(ROOT / "benchmarks" / "serving.py"),
+        "-m",
+        "benchmarks.serving",
         *map(str, folders),
         "--quick",
         "--output",
         str(tmp_path / "r.json"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"})
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     content = json.loads((tmp_path / "r.json").read_text())
     assert content["requests"] == 200

@@ -1,0 +1,119 @@
+"""Fully connected networks in SVD form: one auxiliary reflection against the orthogonal maps it replaces.
+
+The experiment of section 4.1 of "One Reflection Suffice" (Mathiasen & Hvilshøj, 2020): three layers y = U Σ Vᵀ x of the
+width of the input with relu between them, a final Dense, and Adam with default parameters. U and V are auxiliary reflections,
+products of d Householder reflections, or orthogonal matrices by the Cayley map or the matrix exponential.
+
+    python -m experiments.fcnn                                     scikit-learn's digits, about a minute on two CPU cores
+    python -m experiments.fcnn --map aux --map exp --runs 3        only these two, with mean and standard deviation
+    python -m experiments.fcnn --dataset mnist --resume            the paper's experiment; goes on where it was interrupted
+
+Writes a JSON file with every epoch of every run and a figure of the validation error over epochs and over seconds of
+training, without validation and without compiling: the training step is compiled on a trial batch before the clock starts.
+"""
+
+# Keras and TensorFlow are imported where they are used: they take seconds, and a wrong argument or missing data should not.
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.harness import cli, data
+from experiments.harness.results import Results, environment, hardware
+
+if TYPE_CHECKING:
+    import keras
+
+MAPS = ("aux", "householder", "cayley", "exp")
+REFERENCE = "dense"
+LAYERS = 3
+DEFAULTS = {
+    "digits": {"epochs": 20, "batch_size": 32, "runs": 1},
+    "mnist": {"epochs": 10, "batch_size": 128, "runs": 3},
+}
+
+
+def build_model(name: str, dimension: int, classes: int) -> "keras.Sequential":
+    """The paper's classifier with U and V by the map `name`, or with plain Dense layers in their place (`"dense"`).
+
+    A relu follows each of the three layers, the last too, so that it does not merge with the final Dense.
+    """
+    import keras
+
+    from experiments.harness.layers import Scale
+    from keras_auxref import SVDDense
+
+    # Weights U(−1/√d, 1/√d), as SVDDense has them.
+    uniform = {"kernel_initializer": keras.initializers.VarianceScaling(1 / 3, mode="fan_in", distribution="uniform")}
+
+    def linear() -> Any:
+        return keras.layers.Dense(dimension, use_bias=False, **uniform)
+
+    layers: list[Any] = [keras.Input((dimension,))]
+    for _ in range(LAYERS):
+        if name == REFERENCE:
+            layers += [linear(), Scale(), linear(), keras.layers.ReLU()]
+        else:
+            layers.append(SVDDense(map=name, activation="relu"))
+    return keras.Sequential([*layers, keras.layers.Dense(classes, **uniform)], name=name)
+
+
+def arguments() -> Any:
+    p = cli.parser(__doc__, ("digits", "mnist"), DEFAULTS)
+    p.add_argument(
+        "--map",
+        action="append",
+        dest="maps",
+        choices=(*MAPS, REFERENCE),
+        help="a map to train; repeat for several (default: the four maps; dense: plain Dense layers, for their speed)",
+    )
+    args = cli.parse(p)
+    args.maps = list(dict.fromkeys(args.maps or MAPS))
+    return args
+
+
+def main() -> None:
+    args = arguments()
+    dataset = data.load(args.dataset, download=args.download).limit(args.train_size)
+    stem = f"fcnn-{args.dataset}"
+    output = args.output or Path("runs", stem)
+    settings = {key: getattr(args, key) for key in ("epochs", "batch_size", "seed", "strategy", "jit")}
+    results = Results(output / f"{stem}.json", "fcnn", dataset.describe(), settings, resume=args.resume)
+
+    import keras
+
+    from experiments.harness import plotting, training
+    from experiments.harness.attempts import attempts
+
+    here = environment()
+    print(f"{args.dataset}: d = {dataset.dimension}, {len(dataset.train_images)} training images, on {hardware(here)}")
+    training_data, validation_data = dataset.vectors()
+    for attempt in attempts(args, args.maps, results, here):
+        with cli.scope(args):
+            model = build_model(attempt.run.map, dataset.dimension, dataset.classes)
+            model.compile(
+                optimizer=keras.optimizers.Adam(),
+                loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                metrics=["accuracy"],
+                jit_compile=cli.jit_compile(args),
+            )
+        training.train(
+            model,
+            training_data,
+            validation_data,
+            attempt.run,
+            results,
+            epochs=args.epochs,
+            batch_size=args.batch_size,
+            checkpoints=attempt.checkpoints,
+            verbose=args.verbose,
+            save=attempt.model if args.save else None,
+        )
+
+    figure = output / f"{stem}.png"
+    plotting.learning_curves(results.runs(), figure, title=f"SVD layers of width {dataset.dimension} on {args.dataset}")
+    print(f"\nAfter {args.epochs} epochs; seconds are medians over epochs of training alone:\n")
+    print(cli.table(("map", "runs", "validation error (%)", "s/epoch", "ratio to aux"), cli.comparison(results)))
+    print(f"\n{results.path}\n{figure}")
+
+
+if __name__ == "__main__":
+    cli.main(main)

@@ -1,0 +1,125 @@
+"""The experiment as a user runs it: in a process of its own, in an empty folder."""
+
+import json
+import time
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+TINY = ("--map", "aux", "--map", "householder", "--epochs", "1", "--runs", "1", "--train-size", "64", "--verbose", "2")
+
+
+def test_trains_draws_and_resumes(experiment, experiment_here, tmp_path):
+    done = experiment("fcnn", *TINY)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "runs" / "fcnn-digits"
+    models = ["fcnn-digits-aux-0.keras", "fcnn-digits-householder-0.keras"]
+    assert sorted(path.name for path in folder.iterdir()) == [*models, "fcnn-digits.json", "fcnn-digits.png"]
+
+    text = (folder / "fcnn-digits.json").read_text()
+    assert str(tmp_path) not in text
+    content = json.loads(text)
+    assert content["commands"] == ["python -m experiments.fcnn " + " ".join(TINY)]
+    assert content["dataset"] == {"name": "digits", "train": 64, "validation": 500, "image_shape": [8, 8, 1], "classes": 10}
+    assert content["settings"]["epochs"] == 1
+    assert [(run["map"], run["run"], run["seed"]) for run in content["runs"]] == [("aux", 0, 0), ("householder", 0, 0)]
+    for run in content["runs"]:
+        assert run["finished"]
+        assert 0 <= run["curves"]["validation_error"][0] <= 1
+        assert run["curves"]["seconds"][0] == pytest.approx(run["seconds_per_epoch"], rel=1e-4)
+
+    picture = matplotlib.image.imread(folder / "fcnn-digits.png")
+    assert len(np.unique(picture.reshape(-1, picture.shape[-1]), axis=0)) > 100
+
+    table = done.stdout[done.stdout.index("| map") :]
+    assert "ratio to aux" in table
+    assert "| aux         |    1 |" in table
+
+    again = experiment_here("fcnn", *TINY, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("finished before") == 2
+    assert "Epoch 1/1" not in again.stdout
+    assert json.loads((folder / "fcnn-digits.json").read_text()) == content
+
+    export = ("export", f"runs/fcnn-digits/{models[1]}", "served/digits")
+    for version, options in ((1, ()), (2, ()), (2, ("--overwrite",))):
+        exported = experiment_here(*export, *options)
+        assert exported.returncode == 0, exported.stderr
+        assert f"served/digits/{version}\n" in exported.stdout
+    card = (tmp_path / "served" / "digits" / "README.md").read_text()
+    error = content["runs"][1]["curves"]["validation_error"][0]
+    for part in (
+        content["commands"][0],
+        "python -m experiments.export runs/fcnn-digits/fcnn-digits-householder-0.keras served/digits --overwrite",
+        f"Error on 500 validation images: **{100 * error:.2f} %**",
+        "| `serving_default` | `inputs: (batch, 64) float32` | `class: (batch) int64`<br>`probabilities: (batch, 10) float32` |",
+        "digits, 64 training examples, 8×8×1",
+    ):
+        assert part in card
+    assert sorted(path.name for path in (tmp_path / "served" / "digits").iterdir()) == ["1", "2", "README.md"]
+
+
+def test_a_missing_model_is_one_sentence(experiment):
+    done = experiment("export", "nothing.keras", "served")
+    assert done.returncode == 2
+    assert "expected a .keras file, received nothing.keras" in done.stderr
+
+
+def test_missing_mnist_is_one_sentence(experiment, tmp_path):
+    started = time.perf_counter()
+    done = experiment("fcnn", "--dataset", "mnist", "--no-download", TFDS_DATA_DIR=str(tmp_path / "empty"))
+    assert time.perf_counter() - started < 20
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "--dataset digits" in done.stderr
+    assert done.stdout == ""
+
+
+def test_tensorflow_datasets_not_installed(experiment, tmp_path):
+    package = tmp_path / "blocked" / "tensorflow_datasets"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ModuleNotFoundError('No module named tensorflow_datasets')")
+    done = experiment("fcnn", "--dataset", "mnist", PYTHONPATH=str(package.parent))
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "pip install tensorflow-datasets" in done.stderr
+
+
+def test_resume_with_other_settings_is_one_sentence(experiment, tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    stored = {"experiment": "fcnn", "dataset": {"name": "digits"}, "settings": {"epochs": 7}, "runs": []}
+    (folder / "fcnn-digits.json").write_text(json.dumps(stored))
+    done = experiment("fcnn", "--resume", "--epochs", "2", "--output", str(folder))
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "epochs=7" in done.stderr
+    assert json.loads((folder / "fcnn-digits.json").read_text()) == stored
+
+
+@pytest.mark.parametrize(("argument", "value"), [("--epochs", "0"), ("--runs", "x"), ("--seed", "-1"), ("--map", "qr")])
+def test_wrong_arguments_are_refused_at_once(experiment, argument, value):
+    done = experiment("fcnn", argument, value)
+    assert done.returncode == 2
+    assert argument in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_every_map_and_mirrored_strategy(experiment, tmp_path):
+    options = ("--epochs", "2", "--runs", "2", "--train-size", "128", "--strategy", "mirrored", "--verbose", "2")
+    done = experiment("fcnn", *options, "--output", "here")
+    assert done.returncode == 0, done.stderr
+    runs = json.loads((tmp_path / "here" / "fcnn-digits.json").read_text())["runs"]
+    assert [(run["map"], run["run"]) for run in runs] == [(m, r) for m in ("aux", "householder", "cayley", "exp") for r in (0, 1)]
+    assert " ± " in done.stdout
+
+    # Only the run that the file does not have is trained.
+    again = experiment("fcnn", *options, "--output", "here", "--map", "aux", "--map", "dense", "--resume")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("finished before") == 2
+    after = json.loads((tmp_path / "here" / "fcnn-digits.json").read_text())["runs"]
+    assert after[:8] == runs
+    assert [(run["map"], run["run"]) for run in after[8:]] == [("dense", 0), ("dense", 1)]
