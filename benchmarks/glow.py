@@ -63,7 +63,7 @@ def variants() -> dict[str, type]:
     from keras_auxref.layers import InvertibleDense
 
     class NoMixing(InvertibleDense):
-        def forward_and_log_det(self, x: Any) -> Any:
+        def forward_and_log_det(self, x: Any, training: bool | None = None) -> Any:
             return x, keras.ops.zeros_like(x[..., 0])
 
         def inverse(self, y: Any) -> Any:
