@@ -93,3 +93,10 @@ def residual(x: Any, y: Any, w: Any) -> np.ndarray:
     """‖f(x) − y‖/‖y‖ in float64, with f from this file."""
     x, y, w = (np.asarray(t, np.float64) for t in (x, y, w))
     return np.linalg.norm(reflect(x, w) - y, axis=-1) / np.linalg.norm(y, axis=-1)
+
+
+def jacobians(function: Callable[[np.ndarray], Any], z: np.ndarray, step: float = 1e-5) -> np.ndarray:
+    """∂function(z)/∂z of every row, by central differences, for a function that takes more axes before those of z."""
+    moves = step * np.eye(z.shape[-1]).reshape(z.shape[-1], *(1,) * (z.ndim - 1), z.shape[-1])
+    slopes = (np.asarray(function(z + moves)) - np.asarray(function(z - moves))) / (2 * step)
+    return np.moveaxis(slopes, 0, -1)

@@ -16,5 +16,15 @@ from keras_auxref.bijectors.factored_reflection import FactoredReflection
 from keras_auxref.bijectors.householder import Householder
 from keras_auxref.bijectors.layer import LayerBijector
 from keras_auxref.bijectors.squeeze import Squeeze
+from keras_auxref.bijectors.sylvester import Sylvester
 
-__all__ = ["ActNorm", "AffineCoupling", "AuxReflection", "FactoredReflection", "Householder", "LayerBijector", "Squeeze"]
+__all__ = [
+    "ActNorm",
+    "AffineCoupling",
+    "AuxReflection",
+    "FactoredReflection",
+    "Householder",
+    "LayerBijector",
+    "Squeeze",
+    "Sylvester",
+]

@@ -3,7 +3,9 @@
 from keras_auxref.layers.act_norm import ActNorm
 from keras_auxref.layers.affine_coupling import AffineCoupling
 from keras_auxref.layers.aux_reflection import AuxReflection
+from keras_auxref.layers.factored_flow import FactoredFlow
 from keras_auxref.layers.factored_reflection import FactoredReflection
+from keras_auxref.layers.householder_flow import HouseholderFlow
 from keras_auxref.layers.invertible_dense import InvertibleDense
 from keras_auxref.layers.modrelu import ModReLU
 from keras_auxref.layers.orthogonal_dense import OrthogonalDense
@@ -12,12 +14,15 @@ from keras_auxref.layers.orthogonal_rnn_cell import OrthogonalRNNCell
 from keras_auxref.layers.qr_dense import QRDense
 from keras_auxref.layers.squeeze import Squeeze
 from keras_auxref.layers.svd_dense import SVDDense
+from keras_auxref.layers.sylvester_flow import SylvesterFlow
 
 __all__ = [
     "ActNorm",
     "AffineCoupling",
     "AuxReflection",
+    "FactoredFlow",
     "FactoredReflection",
+    "HouseholderFlow",
     "InvertibleDense",
     "ModReLU",
     "OrthogonalDense",
@@ -26,4 +31,5 @@ __all__ = [
     "QRDense",
     "SVDDense",
     "Squeeze",
+    "SylvesterFlow",
 ]

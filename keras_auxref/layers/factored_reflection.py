@@ -76,10 +76,8 @@ class FactoredReflection(Freezable, Invertible, keras.layers.Layer):
         require_floating(self, self.compute_dtype)
         if sides not in SIDES:
             raise ValueError(f"Unknown sides. Expected one of {list(SIDES)}. Received: {sides!r}")
-        if isinstance(margin, bool) or not isinstance(margin, int | float) or not SMALLEST_MARGIN <= margin < 1:
-            raise ValueError(f"`margin` must lie in (0, 1). Expected {SMALLEST_MARGIN} <= margin < 1. Received: {margin!r}")
         OrthogonalDense(map)  # refuses what it does not know
-        self.map, self.sides, self.margin = map, sides, float(margin)
+        self.map, self.sides, self.margin = map, sides, checked_margin(margin)
         self.kernel_initializer = initializers.get(kernel_initializer)
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.supports_masking = True
@@ -237,6 +235,13 @@ class FactoredReflection(Freezable, Invertible, keras.layers.Layer):
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
         }
+
+
+def checked_margin(margin: float) -> float:
+    """The distance kept from κ = 2, with a κ for which the inverse is computed."""
+    if isinstance(margin, bool) or not isinstance(margin, int | float) or not SMALLEST_MARGIN <= margin < 1:
+        raise ValueError(f"`margin` must lie in (0, 1). Expected {SMALLEST_MARGIN} <= margin < 1. Received: {margin!r}")
+    return float(margin)
 
 
 def _split(q: np.ndarray, map: str, sides: str) -> tuple[np.ndarray | None, np.ndarray | None]:

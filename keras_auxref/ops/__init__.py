@@ -6,8 +6,10 @@ is in `ops.backend`. PyTorch refuses second derivatives of `log_det_jacobian`, `
 
 from keras_auxref.ops.cayley import cayley
 from keras_auxref.ops.factored import factored_inverse, factored_reflect, factored_reflect_and_log_det
+from keras_auxref.ops.factored_flow import factored_flow, factored_flow_and_log_det, factored_flow_inverse
 from keras_auxref.ops.factors import Factors, factorize, is_certified
 from keras_auxref.ops.householder import householder
+from keras_auxref.ops.householder_flow import householder_flow
 from keras_auxref.ops.householder_product import householder_product
 from keras_auxref.ops.inverse import Inverse, inverse, inverse_with_info
 from keras_auxref.ops.jacobian import jacobian
@@ -16,17 +18,22 @@ from keras_auxref.ops.matrix_exp import matrix_exp
 from keras_auxref.ops.newton import newton_inverse
 from keras_auxref.ops.preimages import preimages
 from keras_auxref.ops.reflect import reflect
+from keras_auxref.ops.sylvester import orthonormal_columns, sylvester, sylvester_and_log_det, sylvester_inverse
 
 __all__ = [
     "Factors",
     "Inverse",
     "Reflected",
     "cayley",
+    "factored_flow",
+    "factored_flow_and_log_det",
+    "factored_flow_inverse",
     "factored_inverse",
     "factored_reflect",
     "factored_reflect_and_log_det",
     "factorize",
     "householder",
+    "householder_flow",
     "householder_product",
     "inverse",
     "inverse_with_info",
@@ -35,7 +42,11 @@ __all__ = [
     "log_det_jacobian",
     "matrix_exp",
     "newton_inverse",
+    "orthonormal_columns",
     "preimages",
     "reflect",
     "reflect_and_log_det",
+    "sylvester",
+    "sylvester_and_log_det",
+    "sylvester_inverse",
 ]

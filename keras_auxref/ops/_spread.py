@@ -1,7 +1,7 @@
 """g(a) = (cλ − 1) ∘ a, the heart of the factored reflection, with its log-determinant and its inverse.
 
-On the last axis of a, in plain `keras.ops`. (`where` stands where `ops.maximum` might: on torch that passes float64 through
-float32.)
+On the last axis of a, in plain `keras.ops`; λ is one vector, or one for every vector of a. (`where` stands where `ops.maximum`
+might: on torch that passes float64 through float32.)
 """
 
 import functools
@@ -59,12 +59,12 @@ def spread_and_log_det(a: Tensor, eigenvalues: Tensor) -> tuple[Tensor, Tensor]:
 
 def coefficient(a: Tensor, eigenvalues: Tensor) -> Tensor:
     """c = 2 Σ λᵢaᵢ² / Σ λᵢ²aᵢ², of shape `(...,)`."""
-    return (_gains(a, eigenvalues).gain[..., 0] + 1) / eigenvalues[0]
+    return (_gains(a, eigenvalues).gain[..., 0] + 1) / eigenvalues[..., 0]
 
 
 def _gains(a: Tensor, eigenvalues: Tensor) -> Gains:
     # Neither the scale of λ nor that of a matters to c: both are constants to the gradient, and keep squares in range.
-    lam = eigenvalues / ops.stop_gradient(ops.max(eigenvalues))
+    lam = eigenvalues / ops.stop_gradient(ops.max(eigenvalues, axis=-1, keepdims=True))
     scaled, zero = _normalised(a)
     weighted = lam * scaled
     squares = ops.square(weighted)
@@ -107,7 +107,7 @@ def _gather_vjp(g: Tensor, b: Tensor, eigenvalues: Tensor, *, condition: float, 
 
 
 def _gather(b: Tensor, eigenvalues: Tensor, *, condition: float, steps: int, differentiable: bool) -> Tensor:
-    low, high = ops.min(eigenvalues), ops.max(eigenvalues)
+    low, high = (extreme(eigenvalues, axis=-1, keepdims=True) for extreme in (ops.min, ops.max))
     lam = eigenvalues / ops.stop_gradient(high)
     scaled, zero = _normalised(b)
     squares = ops.square(scaled)

@@ -38,6 +38,11 @@ def _factored(rng: np.random.Generator, dtype: str) -> Any:
     return bijectors.FactoredReflection(u, v, tf.Variable(rng.uniform(1, 1.7, 4), dtype=dtype))
 
 
+def _sylvester(rng: np.random.Generator, dtype: str) -> Any:
+    r, r_tilde = (tf.Variable(np.triu(np.tanh(rng.normal(size=(3, 3)))), dtype=dtype) for _ in range(2))
+    return bijectors.Sylvester(r, r_tilde, variable(rng, dtype, 3), tf.constant(orthogonal(4, rng)[:, :3], dtype))
+
+
 def _act_norm(rng: np.random.Generator, dtype: str) -> Any:
     return bijectors.ActNorm(variable(rng, dtype, 3), variable(rng, dtype, 3))
 
@@ -70,6 +75,7 @@ CASES = [
     Case("aux_relaxed_cayley", _relaxed_cayley, (4,)),
     Case("factored", _factored, (4,)),
     Case("householder", lambda rng, dtype: bijectors.Householder(variable(rng, dtype, 5, 3)), (5,)),
+    Case("sylvester", _sylvester, (4,)),
     Case("act_norm", _act_norm, (3,)),
     Case("squeeze", lambda rng, dtype: bijectors.Squeeze(), (2, 4, 1)),
     Case("squeeze_3", lambda rng, dtype: bijectors.Squeeze(3), (3, 3, 2)),
@@ -118,6 +124,7 @@ BATCHES = [
     Batch("aux_relaxed_cayley", _relaxed_cayley_of, {"symmetric": (3, 3), "skew": (3, 3)}, 3),
     Batch("factored", bijectors.FactoredReflection, {"u": (3, 3), "v": (3, 3), "eigenvalues": (3,)}, 3),
     Batch("householder", bijectors.Householder, {"v": (3, 2)}, 3),
+    Batch("sylvester", bijectors.Sylvester, {"r": (3, 3), "r_tilde": (3, 3), "b": (3,)}, 3),
     Batch("act_norm", bijectors.ActNorm, {"shift": (3,), "log_scale": (3,)}, 3),
 ]
 TRAINABLE = [case for case in CASES if "squeeze" not in case.name]

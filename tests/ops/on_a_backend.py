@@ -136,4 +136,17 @@ for column in k.T[::-1]:
     product = product - 2 * np.outer(product @ column, column) / (column @ column)
 found["householder_product"] = worst(ops.householder_product(tensor(k), tensor(x)), product)
 found["preimages"] = worst(ops.preimages(tensor(x[0]), tensor(w))[0], array(invert(tensor(x), tensor(w)))[0])
+v, scales = rng.normal(size=(6, 2, D)), rng.uniform(1, 1.8, size=(6, 2, D))
+y, _ = compiled(ops.factored_flow_and_log_det)(tensor(x), tensor(v), tensor(scales))
+found["factored_flow"] = worst(compiled(ops.factored_flow_inverse)(y, tensor(v), tensor(scales)), x)
+triangles, shift = np.tanh(rng.normal(size=(2, 6, 3, 3))), rng.normal(size=(6, 3))
+columns = compiled(ops.orthonormal_columns)(tensor(rng.normal(size=(6, D, 3))))
+of = tensor(triangles[0]), tensor(triangles[1]), tensor(shift), columns
+y, _ = compiled(ops.sylvester_and_log_det)(tensor(x), *of)
+found["sylvester"] = worst(compiled(ops.sylvester_inverse)(y, *of), x)
+(slope,) = gradient(lambda y: ops.sylvester_inverse(y, *of), y)
+both = np.asarray([array(t) for t in (y, slope)])
+found["gradient of sylvester_inverse"] = worst(
+    slope, differences(lambda y: array(ops.sylvester_inverse(tensor(y), *of)), both[0], step=1e-2)[0]
+)
 print(json.dumps(found))
