@@ -1,6 +1,7 @@
 """Times, as ratios from one run. Run one from the root of the repository, as `python -m benchmarks.core`."""
 
-import os
+from examples.server.notices import silenced
 
-# Set before TensorFlow is imported: its start-up notices would bury the tables. 0 shows them again.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# First of all, without TensorFlow's start-up notices, which would bury the tables.
+with silenced():
+    import keras  # noqa: F401

@@ -8,10 +8,9 @@ Writes the next version of the folder (`runs/served/digits/1`, then `2`, …) an
 """
 
 import argparse
-import os
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported: no start-up notices
+import quiet  # noqa: F401  Keras without TensorFlow's start-up notices
 
 import keras
 import tensorflow as tf

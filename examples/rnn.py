@@ -10,10 +10,9 @@ nor lets gradients explode.
 """
 
 import argparse
-import os
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported: no start-up notices
+import quiet  # noqa: F401  Keras without TensorFlow's start-up notices
 
 import keras
 import numpy as np

@@ -34,6 +34,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
+    cli.import_keras()
     import keras
     import tensorflow as tf
 

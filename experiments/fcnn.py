@@ -78,6 +78,7 @@ def main() -> None:
     settings = {key: getattr(args, key) for key in ("epochs", "batch_size", "seed", "strategy", "jit")}
     results = Results(output / f"{stem}.json", "fcnn", dataset.describe(), settings, resume=args.resume)
 
+    cli.import_keras()
     import keras
 
     from experiments.harness import plotting, training

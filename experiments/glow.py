@@ -195,6 +195,7 @@ def main() -> None:
     settings = {key: getattr(args, key) for key in (*kept, "validation_size", "seed", "strategy", "jit")}
     results = Results(output / f"{stem}.json", "glow", dataset.describe(), settings, resume=args.resume)
 
+    cli.import_keras()
     from experiments.harness import flows, galleries, plotting, training
     from experiments.harness.attempts import attempts
 

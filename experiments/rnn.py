@@ -193,6 +193,7 @@ def main() -> None:
     settings = {key: getattr(args, key) for key in (*keys, *(("steps_per_epoch",) if args.steps_per_epoch else ()))}
     results = Results(output / f"{stem}.json", "rnn", x.description, settings, resume=args.resume)
 
+    cli.import_keras()
     import keras
 
     from experiments.harness import plotting, training

@@ -1,9 +1,10 @@
-"""Before anything imports TensorFlow: quiet, and two threads per worker at most."""
+"""Before anything imports TensorFlow: the backend, and quiet. Tests find `quiet` by pytest's `pythonpath`, as examples do."""
 
 import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+import quiet  # noqa: F401  Keras without TensorFlow's start-up notices
 
 import keras
 import numpy as np

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .notices import silenced
 from .protocol import DTYPES, Request, RequestError, Signature, Tensor
 
 
@@ -69,7 +70,8 @@ class SavedModel:
     """
 
     def __init__(self, folder: Path, version: int) -> None:
-        import tensorflow as tf
+        with silenced():
+            import tensorflow as tf
 
         self.folder, self.version = folder, version
         try:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from examples.server.notices import silenced
 from experiments.harness.data import DataUnavailableError
 from experiments.harness.results import Results, ResultsMismatchError, Run, mean_and_deviation
 
@@ -107,6 +108,12 @@ def scope(args: argparse.Namespace) -> Any:
 
     several = len(tf.config.list_logical_devices("GPU")) > 1
     return tf.distribute.MirroredStrategy().scope() if several else contextlib.nullcontext()
+
+
+def import_keras() -> None:
+    """Import Keras, and with it TensorFlow, without its start-up notices."""
+    with silenced():
+        import keras  # noqa: F401
 
 
 def main(run: Callable[[], None]) -> None:

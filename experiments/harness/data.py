@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from examples.server.notices import silenced
+
 DIGITS_VALIDATION = 500
 PATCH, PATCH_TILE = 32, 64
 # One file of each download, asked for before TensorFlow Datasets is: on a machine without a way out its retries last minutes.
@@ -192,6 +194,8 @@ def _from_tfds(name: str, download: bool, instead: str) -> Dataset:
     splits = ["train", "test"]
     try:
         with _quiet_absl():
+            with silenced():
+                import tensorflow  # noqa: F401
             loaded = tfds.load(name, split=splits, batch_size=-1, as_supervised=True, download=not prepared)
             (x, y), (x_val, y_val) = tfds.as_numpy(loaded)
     # Whatever went wrong in a download (network, disk, checksum, a missing package) the user needs the reason, not the stack.

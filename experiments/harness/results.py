@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from examples.server.notices import silenced
+
 PACKAGES = ("keras-auxref", "keras", "tensorflow", "numpy")
 
 
@@ -129,7 +131,8 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
 
 def environment() -> dict[str, Any]:
     """Versions and hardware of this process, without anything that names the machine."""
-    import tensorflow as tf
+    with silenced():
+        import tensorflow as tf
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     details = [tf.config.experimental.get_device_details(gpu) for gpu in tf.config.list_physical_devices("GPU")]
