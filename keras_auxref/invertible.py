@@ -27,6 +27,8 @@ class Invertible:
     """True where `forward_and_log_det` costs hardly more than `call`: a bijector then always asks for both."""
     constant_jacobian: bool = False
     """True where ∂y/∂x does not depend on x: a linear map, a shift, a permutation."""
+    elementary: bool = True
+    """True where `forward_and_log_det` and `inverse` are sums and products, once what depends on weights alone is known."""
     built: bool
     compute_dtype: str
     name: str

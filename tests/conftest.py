@@ -3,6 +3,8 @@
 import os
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+# Some virtual machines announce AMX and do not have it: there a product of bfloat16 matrices ends the process.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 import quiet  # noqa: F401  Keras without TensorFlow's start-up notices
 

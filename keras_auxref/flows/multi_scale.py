@@ -10,7 +10,7 @@ from keras_auxref._keras import PACKAGE
 from keras_auxref.flows.mixing import build_mixing, check_mixing
 from keras_auxref.flows.preprocessing import Logit
 from keras_auxref.invertible import Invertible
-from keras_auxref.layers import ActNorm, AffineCoupling, AuxReflection, Squeeze
+from keras_auxref.layers import ActNorm, AffineCoupling, Squeeze
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -100,7 +100,7 @@ class MultiScale(Invertible, keras.layers.Layer):
         return [self.logit, *self.squeezes, *(layer for level in range(self.levels) for layer in self._layers_of(level))]
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        return self._walk(inputs, lambda layer, x: (_call(layer, x, training), 0.0))[0]
+        return self._walk(inputs, lambda layer, x: (layer(x, training=training), 0.0))[0]
 
     def forward_and_log_det(self, x: Any, training: bool | None = None) -> tuple[Any, Any]:
         """z and log|det ∂z/∂x|, of shapes `(batch, D)` and `(batch,)`."""
@@ -200,10 +200,6 @@ class MultiScale(Invertible, keras.layers.Layer):
             "squash": self.logit.squash,
             "seed": self.seed,
         }
-
-
-def _call(layer: Any, x: Any, training: bool | None) -> Any:
-    return layer(x, training=training) if isinstance(layer, AuxReflection) else layer(x)
 
 
 def _flat(x: Any) -> Any:

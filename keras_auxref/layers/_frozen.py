@@ -1,9 +1,9 @@
-"""What depends on weights alone, computed once and not at every call: for a model that will not be trained any more."""
+"""What depends on weights alone, computed once and not at every use: per sequence, or in a model that is trained no more."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -12,15 +12,16 @@ from keras_auxref._keras import outside_graphs
 
 
 @dataclass
-class _Frozen:
-    """The layers that are frozen, what has been computed of each so far, and what is made of a tensor to keep it."""
+class _State:
+    """The layers that are frozen, what is made of a tensor to keep it, what has been computed so far, and what is given."""
 
-    layers: set[int]
-    keep: Callable[[Any], Any]
+    layers: frozenset[int] = frozenset()
+    keep: Callable[[Any], Any] = lambda tensor: tensor
     constants: dict[tuple[int, str], Any] = field(default_factory=dict)
+    given: dict[tuple[int, str], Any] = field(default_factory=dict)
 
 
-_FROZEN: ContextVar[_Frozen | None] = ContextVar("keras_auxref_frozen", default=None)
+_STATE: ContextVar[_State] = ContextVar("keras_auxref_frozen", default=_State())  # noqa: B039, nothing is written into it
 
 
 class Freezable:
@@ -32,15 +33,19 @@ class Freezable:
     @property
     def is_frozen(self) -> bool:
         """True inside of `frozen`."""
-        state = _FROZEN.get()
-        return state is not None and id(self) in state.layers
+        return id(self) in _STATE.get().layers
+
+    def is_given(self, name: str) -> bool:
+        """True inside of `given` with that name."""
+        return (id(self), name) in _STATE.get().given
 
     def once(self, name: str, compute: Callable[[], Any]) -> Any:
-        """compute(), a nest of tensors; in a frozen layer the result of the first call with this name, as a constant."""
-        state = _FROZEN.get()
-        if state is None or id(self) not in state.layers:
+        """compute(), a nest of tensors; what is `given` under this name; or in a frozen layer the first result, as a constant."""
+        state, key = _STATE.get(), (id(self), name)
+        if key in state.given:
+            return state.given[key]
+        if id(self) not in state.layers:
             return compute()
-        key = (id(self), name)
         if key not in state.constants:
             with outside_graphs():  # by values and not in the function that is being traced
                 state.constants[key] = _map_tensors(state.keep, compute())
@@ -63,9 +68,24 @@ def frozen(model: keras.layers.Layer, keep: Callable[[Any], Any] = lambda tensor
         model: A model or layer that is built.
         keep: What to keep of a tensor, for instance a variable with its value.
     """
-    layers = {id(layer) for layer in model._flatten_layers() if isinstance(layer, Freezable)}
-    token = _FROZEN.set(_Frozen(layers, keep))
+    layers = frozenset(id(layer) for layer in model._flatten_layers() if isinstance(layer, Freezable))
+    with _while(_State(layers, keep)):
+        yield
+
+
+@contextmanager
+def given(layer: Freezable, **values: Any) -> Iterator[None]:
+    """While this lasts, `once` of one layer finds these values by their names: tensors, which keep their gradients."""
+    state = _STATE.get()
+    own = {(id(layer), name): value for name, value in values.items()}
+    with _while(replace(state, given={**state.given, **own})):
+        yield
+
+
+@contextmanager
+def _while(state: _State) -> Iterator[None]:
+    token = _STATE.set(state)
     try:
         yield
     finally:
-        _FROZEN.reset(token)
+        _STATE.reset(token)

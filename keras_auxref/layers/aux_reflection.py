@@ -57,6 +57,8 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
     Reference: Mathiasen & Hvilshøj, "One Reflection Suffice", 2020.
     """
 
+    elementary = False
+
     def __init__(
         self,
         kernel: Any = "free",

@@ -6,6 +6,7 @@ import keras
 
 from keras_auxref._keras import PACKAGE
 from keras_auxref.layers._checks import as_input
+from keras_auxref.layers._frozen import given
 from keras_auxref.layers.modrelu import ModReLU
 from keras_auxref.layers.orthogonal_rnn_cell import OrthogonalRNNCell
 from keras_auxref.ops.activations import ACTIVATIONS
@@ -131,7 +132,7 @@ class OrthogonalRNN(keras.layers.RNN):
         kernel, sequences = cell.transition_kernel(), cell.drop(sequences, training)
         activation = self._fused_activation(mask, training)
         if activation is None:
-            with cell.hoisted(kernel):
+            with given(cell, transition=kernel):
                 return super().inner_loop(cell.project(sequences), initial_state, mask, training)
         weights = (cell.kernel, cell.bias, cell.activation.bias if activation == "modrelu" else None)
         v, bias, activation_bias = (None if w is None else keras.ops.cast(w, cell.compute_dtype) for w in weights)

@@ -1,8 +1,6 @@
 """One step of a recurrent network whose transition preserves norms."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -12,6 +10,7 @@ from keras_auxref import initializers, ops
 from keras_auxref._keras import PACKAGE
 from keras_auxref.initializers import Cayley, ReflectionOf
 from keras_auxref.layers._checks import as_input, last_axis, require_floating
+from keras_auxref.layers._frozen import Freezable
 from keras_auxref.layers.aux_reflection import AuxReflection
 from keras_auxref.layers.modrelu import ModReLU
 from keras_auxref.layers.orthogonal_dense import OrthogonalDense
@@ -22,7 +21,7 @@ _TRANSITIONS = ("aux", "cayley", "exp", "householder")
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
-class OrthogonalRNNCell(keras.layers.SimpleRNNCell):
+class OrthogonalRNNCell(Freezable, keras.layers.SimpleRNNCell):
     """One step of a recurrent network whose transition preserves norms: h' = activation(T(h) + V x + b).
 
         aux:           T(h) = H(Wh) h, the auxiliary reflection
@@ -114,7 +113,6 @@ class OrthogonalRNNCell(keras.layers.SimpleRNNCell):
         self.activation = keras.activations.get(activation)
         self.recurrent_initializer = self._start(recurrent_initializer)
         self.transition_map = self._make_transition()
-        self._hoisted: Any = None
 
     def _start(self, start: Any) -> Any:
         if start is None:
@@ -160,10 +158,9 @@ class OrthogonalRNNCell(keras.layers.SimpleRNNCell):
 
     def call(self, inputs: Tensor, states: Any, training: bool = False) -> Tensor:
         h = states[0] if isinstance(states, list | tuple) else states
-        if self._hoisted is None:
-            kernel, x = self.transition_kernel(), self.project(self.drop(as_input(self, inputs), training))
-        else:
-            kernel, x = self._hoisted, inputs
+        kernel = self.once("transition", self.transition_kernel)
+        # Who gives the kernel for a whole sequence has projected all of its inputs too.
+        x = inputs if self.is_given("transition") else self.project(self.drop(as_input(self, inputs), training))
         mask = self.get_recurrent_dropout_mask(h)
         if training and mask is not None:
             h = h * mask
@@ -192,15 +189,6 @@ class OrthogonalRNNCell(keras.layers.SimpleRNNCell):
         """V x + b on the last axis of inputs of any rank."""
         projected = map_rows(lambda rows: keras.ops.matmul(rows, self.kernel), inputs)
         return projected if self.bias is None else projected + self.bias
-
-    @contextmanager
-    def hoisted(self, kernel: Tensor) -> Iterator[None]:
-        """While a sequence is read: the kernel of the transition is given, and the inputs are projected already."""
-        self._hoisted = kernel
-        try:
-            yield
-        finally:
-            self._hoisted = None
 
     def get_initial_state(self, batch_size: Any = None) -> list[Any]:
         if self.initial_state is None:

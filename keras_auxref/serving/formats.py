@@ -1,4 +1,4 @@
-"""Classifiers as ONNX and LiteRT files, through Keras' own converters."""
+"""Models as ONNX and LiteRT files, through Keras' own converters."""
 
 import contextlib
 import importlib.util
@@ -11,7 +11,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_auxref.flows import Glow
 from keras_auxref.layers._frozen import frozen
 from keras_auxref.ops._checks import HALF, require_tensorflow
 from keras_auxref.serving._logs import quiet
@@ -22,7 +21,13 @@ _MISSING_OPERATION = re.compile(r"'tf\.(\w+)' op|No Op registered for (\w+)")
 
 
 def export_onnx(
-    model: keras.Model, path: Any, *, overwrite: bool = False, outputs: str = "auto", input_signature: Any = None
+    model: keras.Model,
+    path: Any,
+    *,
+    overwrite: bool = False,
+    outputs: str = "auto",
+    input_signature: Any = None,
+    signature: str = "serving_default",
 ) -> Path:
     """Writes a model as an ONNX file, for ONNX Runtime and what else reads that format.
 
@@ -30,7 +35,9 @@ def export_onnx(
     batch size is free. What depends on weights alone, such as an orthogonal matrix, is a constant of the file. Layers in half
     precision are exported in float32. The file is written aside and renamed: nobody sees half of one.
 
-    Flows, layers with `stateful=True` and models with an operation that the format does not have raise NotImplementedError.
+    A file answers one question; a flow answers several, and `signature` tells which. Layers with `stateful=True`, flows whose
+    log-determinants and inverses are linear algebra of data (`Invertible.elementary` is False) and models with an operation that
+    the format does not have raise NotImplementedError.
 
     Args:
         model: A Keras model that is built. A subclassed one must have been called, or be given `input_signature`.
@@ -38,6 +45,8 @@ def export_onnx(
         overwrite: Whether a file that exists may be replaced.
         outputs: `"auto"`, `"logits"`, `"probabilities"` or `"raw"`, as in `export_saved_model`.
         input_signature: A nest of `tf.TensorSpec`, or of examples, for models whose inputs Keras does not know.
+        signature: Which of the model's signatures, as `export_saved_model` names them: `"log_prob"`, `"encode"` or `"decode"` of
+            a flow.
 
     Returns:
         The path of the file.
@@ -59,7 +68,7 @@ def export_onnx(
     for module in ("tf2onnx", "onnx"):
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(f"`export_onnx` needs the package {module}: pip install tf2onnx onnx", name=module)
-    return _export(model, path, "ONNX", ".onnx", convert, overwrite, outputs, input_signature, None)
+    return _export(model, path, "ONNX", ".onnx", convert, overwrite, outputs, input_signature, signature, None)
 
 
 def export_litert(
@@ -69,15 +78,17 @@ def export_litert(
     overwrite: bool = False,
     outputs: str = "auto",
     input_signature: Any = None,
+    signature: str = "serving_default",
     batch_size: int | None = None,
 ) -> Path:
     """Writes a model as a LiteRT (TensorFlow Lite) file of built-in operations only: no runtime needs TensorFlow beside it.
 
-    All that `export_onnx` says holds here too, but for two things. A loop over time in LiteRT has a batch of fixed size: a model
-    with a recurrent layer that is not unrolled takes `batch_size` rows, 1 unless it is given. And float64 is refused.
+    All that `export_onnx` says holds here too, but for three things. A loop over time in LiteRT has a batch of fixed size: a
+    model with a recurrent layer that is not unrolled takes `batch_size` rows, 1 unless it is given. Float64 is refused. And
+    LiteRT has `log_prob` and `encode` of a flow, but for few mixings `decode`.
 
     Args:
-        model, overwrite, outputs, input_signature: See `export_onnx`.
+        model, overwrite, outputs, input_signature, signature: See `export_onnx`.
         path: A file that ends in `.tflite`; folders above it are made.
         batch_size: The number of rows of every input; by default free, or 1 with a loop over time.
 
@@ -99,7 +110,7 @@ def export_litert(
 
     if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1):
         raise ValueError(f"`batch_size` must be a whole number of at least 1, or None. Received: {batch_size!r}")
-    return _export(model, path, "LiteRT", ".tflite", convert, overwrite, outputs, input_signature, batch_size)
+    return _export(model, path, "LiteRT", ".tflite", convert, overwrite, outputs, input_signature, signature, batch_size)
 
 
 class _Served(keras.Model):
@@ -122,6 +133,7 @@ def _export(
     overwrite: bool,
     outputs: str,
     input_signature: Any,
+    signature_name: str,
     batch_size: int | None,
 ) -> Path:
     require_tensorflow(f"export_{name.lower()}")
@@ -130,7 +142,7 @@ def _export(
         raise ValueError(f"{name} files have a suffix of their own. Expected a path that ends in {suffix!r}. Received: {path}")
     _refuse_existing(path, overwrite)
     _refuse_model(model, name)
-    signature = signatures_of(model, outputs, input_signature)["serving_default"]
+    signature = _chosen(signatures_of(model, outputs, input_signature), signature_name)
     loops = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.RNN) and not layer.unroll]
     if name == "LiteRT" and loops:
         batch_size = batch_size or 1
@@ -156,6 +168,14 @@ def _export(
     return path
 
 
+def _chosen(signatures: dict[str, Signature], name: str) -> Signature:
+    """The signature of a name, if every input of it has a batch axis."""
+    possible = {key: value for key, value in signatures.items() if all(spec.shape.rank for spec in value.inputs.values())}
+    if name not in possible:
+        raise ValueError(f"Unknown signature. Expected one of {list(possible)}, functions of a batch. Received: {name!r}")
+    return possible[name]
+
+
 def _refuse_existing(path: Path, overwrite: bool) -> None:
     if path.is_dir() or (path.exists() and not overwrite):
         raise FileExistsError(
@@ -167,12 +187,13 @@ def _refuse_existing(path: Path, overwrite: bool) -> None:
 def _refuse_model(model: Any, name: str) -> None:
     if not isinstance(model, keras.Model):
         raise ValueError(f"`model` must be a Keras model. Expected a `keras.Model`. Received: {type(model).__name__}")
+    offers = hasattr(model, "export_signatures")
     for layer in model._flatten_layers():
-        if isinstance(layer, Glow):
+        if offers and not getattr(layer, "elementary", True):
             raise NotImplementedError(
-                f"A flow cannot be exported to {name}: it answers several questions and a file only one, and the inverse of a "
-                "reflection is a search with branches that the converter does not know. Use `export_saved_model`. Received: "
-                f"{layer.name!r}"
+                f"The flow {model.name!r} cannot be exported to {name}: the log-determinant and the inverse of an auxiliary "
+                "reflection factor matrices and search, for which the converter has nothing. Expected a mixing of sums and "
+                f"products, such as 'aux_factored'. Received: {layer.name!r}. Use `export_saved_model`."
             )
         if getattr(layer, "stateful", False):
             raise NotImplementedError(

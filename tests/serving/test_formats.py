@@ -261,11 +261,46 @@ def test_mistakes_of_the_model_come_through(export, tmp_path):
         export(sequential((D,), Broken()), tmp_path)
 
 
+@pytest.mark.parametrize("mixing", ["aux_factored", "conv"])
+def test_a_flow_answers_one_question_per_file(mixing, rng, tmp_path):
+    """decode of the z that the file of encode gives, in ONNX Runtime, is where it came from."""
+    model = Glow((4, 4, 3), levels=2, steps=1, hidden=4, mixing=mixing, seed=1)
+    model.initialize(rng.integers(0, 256, (16, 4, 4, 3), dtype="uint8"))
+    for weight in model.trainable_variables:
+        weight.assign_add(0.1 * rng.normal(size=weight.shape))
+    images = rng.uniform(size=(3, 4, 4, 3)).astype("float32")
+    z, log_det = model.encode(images)
+    files = {name: onnx(model, tmp_path / name, signature=name) for name in ("log_prob", "encode", "decode")}
+    answers = {
+        name: run(path, **({"z": z.numpy()} if name == "decode" else {"images": images})) for name, (path, run) in files.items()
+    }
+    assert_same(answers["encode"]["z"], z)
+    np.testing.assert_allclose(answers["encode"]["log_det"], log_det, rtol=1e-5)
+    np.testing.assert_allclose(answers["log_prob"]["log_prob"], model.log_prob(images), rtol=1e-5)
+    assert_same(answers["decode"]["images"], images)
+
+
+def test_litert_has_log_prob_of_a_flow(rng, tmp_path):
+    model, images = Glow((4, 4, 1), levels=1, steps=1, hidden=4), rng.uniform(size=(3, 4, 4, 1)).astype("float32")
+    path, run = litert(model, tmp_path)
+    np.testing.assert_allclose(run(path, images=images)["log_prob"], model.log_prob(images), rtol=1e-5)
+
+
 @both
-def test_flows_are_refused(export, tmp_path):
-    with pytest.raises(NotImplementedError, match="flow cannot be exported"):
-        export(Glow((4, 4, 1), levels=1, steps=1, hidden=4), tmp_path / "nothing")
+def test_flows_with_linear_algebra_of_data_are_refused(export, tmp_path):
+    with pytest.raises(NotImplementedError, match=r"'level_1_step_1_mixing'\. Use `export_saved_model`"):
+        export(Glow((4, 4, 1), levels=1, steps=1, hidden=4, mixing="aux"), tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
+
+
+@both
+def test_signatures_that_there_are_not(export, tmp_path):
+    flow = Glow((4, 4, 1), levels=1, steps=1, hidden=4)
+    for name in ("sample", "nonsense"):  # a sample is made of numbers, not of a batch
+        with pytest.raises(ValueError, match=rf"Expected one of .*'decode'\].*Received: '{name}'"):
+            export(flow, tmp_path, signature=name)
+    with pytest.raises(ValueError, match=r"Expected one of \['serving_default'\]"):
+        export(sequential((D,), layers.ModReLU()), tmp_path, signature="log_prob")
 
 
 @both
