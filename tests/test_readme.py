@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+GUIDES = ["docs/getting-started.md", "docs/index.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/guides/*.md"))]
 BLOCKS = [
-    pytest.param(block, id=f"{name}-{number}")
-    for name in ("README.md", "CONTRIBUTING.md")
+    pytest.param(block, id=f"{name}-{number}", marks=[pytest.mark.slow] if name in GUIDES else [])
+    for name in ("README.md", "CONTRIBUTING.md", *GUIDES)
     for number, block in enumerate(re.findall(r"```python\n(.+?)```", (ROOT / name).read_text(), re.S))
 ]
 
