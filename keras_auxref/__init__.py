@@ -43,7 +43,7 @@ def _bijector_of(layer: Invertible, **kwargs: Any) -> Any:
 
 
 register_bijector(_bijector_of)
-register_later("keras_auxref.flows", "Glow", "Logit", "MultiScale", "Warmup")
+register_later("keras_auxref.flows", "Glow", "Logit", "MultiScale", "VariationalDequantisation", "Warmup")
 
 
 def __getattr__(name: str) -> Any:

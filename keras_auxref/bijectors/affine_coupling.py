@@ -1,5 +1,6 @@
 """Affine coupling as a TFP bijector."""
 
+import functools
 from typing import Any
 
 import keras
@@ -7,7 +8,15 @@ import tensorflow as tf
 
 from keras_auxref.bijectors._base import on_events
 from keras_auxref.bijectors._cache import FreshBijector
-from keras_auxref.ops._coupling import build_network, checked_bound, couple, coupling_log_det, coupling_sizes, uncouple
+from keras_auxref.ops._coupling import (
+    build_network,
+    checked_bound,
+    couple,
+    coupling_log_det,
+    coupling_sizes,
+    scaled,
+    scaled_inverse,
+)
 
 
 class AffineCoupling(FreshBijector):
@@ -65,25 +74,25 @@ class AffineCoupling(FreshBijector):
         return self._network
 
     def _forward(self, x: tf.Tensor) -> tf.Tensor:
-        y, log_det = self._on_events(couple, x)
+        y, log_det = self._on_events(scaled, x)
         # The network has run: let TFP's cache answer for the log-determinant.
         self._cache.forward_attributes(x)["ildj"] = -log_det
         return y
 
     def _inverse(self, y: tf.Tensor) -> tf.Tensor:
-        x, log_det = self._on_events(uncouple, y)
+        x, log_det = self._on_events(scaled_inverse, y)
         self._cache.inverse_attributes(y)["ildj"] = -log_det
         return x
 
     def _forward_log_det_jacobian(self, x: tf.Tensor) -> tf.Tensor:
-        return self._on_events(couple, x)[1]
+        return self._on_events(scaled, x)[1]
 
-    def _on_events(self, function: Any, x: tf.Tensor) -> Any:
-        axes = self.forward_min_event_ndims
+    def _on_events(self, move: Any, x: tf.Tensor) -> Any:
+        axes, bounded = self.forward_min_event_ndims, functools.partial(move, bound=self._bound)
 
         def one_batch_axis(x: tf.Tensor) -> Any:
             self._build(x)
-            value, log_scale = function(x, self._network, self._bound)
+            value, log_scale = couple(x, self._network, bounded)
             return value, coupling_log_det(log_scale, axes)
 
         return on_events(one_batch_axis, x, axes)
@@ -92,7 +101,7 @@ class AffineCoupling(FreshBijector):
         if self._channels == x.shape[-1]:
             return
         size, moved = coupling_sizes(x.shape[-1], "AffineCoupling")
-        build_network(self._network, (None, *x.shape[1:-1], size), 2 * moved, x.dtype.name)
+        build_network(self._network, (None, *x.shape[1:-1], size), 2 * moved, x.dtype.name, "AffineCoupling")
         self._channels = x.shape[-1]
         self._list_variables()
 

@@ -9,10 +9,11 @@ import keras
 from keras_auxref._keras import PACKAGE
 from keras_auxref.flows import images as image_data
 from keras_auxref.flows.compiled import compiled
+from keras_auxref.flows.dequantisation import VariationalDequantisation, check_dequantisation
 from keras_auxref.flows.diagnostics import Branches, branches
 from keras_auxref.flows.mixing import check_mixing, supports_xla
 from keras_auxref.flows.multi_scale import MultiScale
-from keras_auxref.flows.preprocessing import as_fractions, dequantise
+from keras_auxref.flows.preprocessing import as_fractions, dequantise, nearest_values
 from keras_auxref.flows.randomness import normal, uniform
 from keras_auxref.flows.training import LikelihoodModel
 from keras_auxref.kernels import Certificate
@@ -28,14 +29,14 @@ class Glow(LikelihoodModel):
         log p(x) = log N(n(x); 0, I) + log|det ∂n/∂x|
 
     n is the multi-scale architecture of Kingma & Dhariwal: L levels of K steps, each ActNorm → a map between the channels of
-    every pixel (`mixing`) → affine coupling. `fit(images)` minimises bits per dimension. The first `fit` starts every ActNorm
+    every pixel (`mixing`) → coupling. `fit(images)` minimises bits per dimension. The first `fit` starts every ActNorm
     from data, and compiles the model with `Glow.optimizer()` if `compile` has not been called.
 
     **What to give it.** Integers 0 … 2ᵇ − 1, that is `uint8` for the default of 8 bits, everywhere. Numbers in [0, 1] are the
     same images with black at 0 and white at 1: k/(2ᵇ − 1) is the integer k. `decode` and `sample` return such numbers;
     `np.round(255 * images).astype("uint8")` makes integers of them. `log_prob` and `encode` take every pixel where it is.
-    `fit`, `evaluate` and `bits_per_dim` take the nearest of the 2ᵇ values and spread it by uniform noise over its share of the
-    line, from (k − ½)/(2ᵇ − 1) to (k + ½)/(2ᵇ − 1) (dequantisation). Images out of range, such as floating-point ones in
+    `fit`, `evaluate` and `bits_per_dim` take the nearest of the 2ᵇ values and spread it by noise over its share of the line, from
+    (k − ½)/(2ᵇ − 1) to (k + ½)/(2ᵇ − 1) (`dequantisation`). Images out of range, such as floating-point ones in
     0 … 255, in [−1, 1] or with NaN, or 8-bit ones where `bits=5`, are refused with a `ValueError`. `fit` and `evaluate` look at
     their first batch. Inside of a `tf.function` and in a served model nothing can be refused, and an impossible image has the
     log-density −∞ and ∞ bits.
@@ -57,11 +58,16 @@ class Glow(LikelihoodModel):
             `"aux_spectral"`, the paper's provably invertible one, with a fixed Q before it; `"aux_relaxed_cayley"`, a larger
             provably invertible family, started at Q; `"householder"`, as many reflections as channels; `"conv"`, Glow's
             invertible 1×1 convolution; `"qr"`, the same in the form Q R; `"aux_factored_qr"`, R after a factored reflection;
-            `"fixed"`, Q itself. Or a `kernels.Spectral` or `kernels.RelaxedCayley` instance.
+            `"fixed"`, Q itself; `"permutation"`, the channels in reverse, as in NICE and RealNVP. Or a `kernels.Spectral` or
+            `kernels.RelaxedCayley` instance.
         bits: The number b of bits of a pixel.
         squash: The line of all 2ᵇ values is squashed by this factor about its middle before the logit, which is infinite at
             its ends.
         seed: Seed of the orthogonal starts Q, the same for every mixing.
+        coupling: `"affine"`, (x_b + t)·s, of RealNVP and Glow; `"additive"`, x_b + t, of NICE; `"logistic_mixture"`, the logit of
+            the distribution function of a mixture of logistics, of Flow++. See the layers of these names.
+        dequantisation: `"uniform"` noise, or `"variational"`: noise from a conditional flow that is trained with the rest, see
+            `flows.VariationalDequantisation`. It matters to `fit`, `evaluate`, `predict` and `bits_per_dim` only.
         **kwargs: Arguments of `keras.Model`: `name`, `dtype` (float32 or float64), …
 
     Example:
@@ -86,6 +92,8 @@ class Glow(LikelihoodModel):
         bits: int = 8,
         squash: float = 0.9,
         seed: int | None = None,
+        coupling: str = "affine",
+        dequantisation: str = "uniform",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -100,8 +108,13 @@ class Glow(LikelihoodModel):
             raise ValueError(f"`squash` must lie strictly between 0 and 1. Received: {squash}")
         self.bits, self.squash, self.mixing = bits, float(squash), check_mixing(mixing)
         within = self.squash * (2**bits - 1) / 2**bits  # the shares of 2ᵇ values are wider than [0, 1], by one of them
-        self.flow = MultiScale(levels, steps, hidden, self.mixing, within, seed, dtype=self.dtype_policy, name="flow")
+        common = {"dtype": self.dtype_policy, "name": "flow"}
+        self.flow = MultiScale(levels, steps, hidden, self.mixing, within, seed, coupling, **common)
         self.flow.build((None, *self.image_shape))
+        self.dequantisation = check_dequantisation(dequantisation)
+        if self.dequantisation == "variational":
+            self.dequantiser = VariationalDequantisation(hidden, dtype=self.dtype_policy, name="dequantiser")
+            self.dequantiser.build((None, *self.image_shape))
         self.noise = keras.random.SeedGenerator(seed)
         self.bits_metric = keras.metrics.Mean(name="bits_per_dim")
         self.supports_jit = keras.backend.backend() != "tensorflow" or supports_xla(self.mixing)
@@ -128,15 +141,22 @@ class Glow(LikelihoodModel):
             noise = keras.random.uniform(shape, dtype=self.compute_dtype, seed=self.noise)
         else:
             noise = uniform(shape, EVALUATION_SEED, self.compute_dtype)
-        x = dequantise(inputs, noise, self.bits, self.compute_dtype)
+        x, log_q = self._dequantised(inputs, noise)
         z, log_det = self.flow.forward_and_log_det(x, training=training)
-        return math.log2(2**self.bits - 1) - (log_normal(z) + log_det) / (self.dimension * math.log(2))
+        return math.log2(2**self.bits - 1) - (log_normal(z) + log_det - log_q) / (self.dimension * math.log(2))
 
     def initialize(self, images: Any) -> None:
         """Starts every ActNorm from these images; a few hundred are enough. The first `fit` does this with its first images."""
         images = self._images(images)
         noise = uniform(keras.ops.shape(images), EVALUATION_SEED, self.compute_dtype)
-        self.flow.initialize(dequantise(images, noise, self.bits, self.compute_dtype))
+        self.flow.initialize(self._dequantised(images, noise)[0])
+
+    def _dequantised(self, images: Any, noise: Any) -> tuple[Any, Any]:
+        """Images with noise inside of each value, made of uniform noise, and its log-density log q: 0 where it is uniform."""
+        log_q: Any = 0.0
+        if self.dequantisation == "variational":
+            noise, log_q = self.dequantiser(nearest_values(images, self.bits, self.compute_dtype), noise)
+        return dequantise(images, noise, self.bits, self.compute_dtype), log_q
 
     def _images(self, x: Any) -> Any:
         """Checked images as a tensor."""
@@ -174,9 +194,10 @@ class Glow(LikelihoodModel):
     def bits_per_dim(self, x: Any) -> Any:
         """Bits per dimension of images of 2ᵇ values per pixel, of shape `(batch,)`, with a fixed noise inside of each value.
 
-            (D log(2ᵇ − 1) − log p((k + noise − ½)/(2ᵇ − 1))) / (D log 2),      noise in [0, 1)
+            (D log(2ᵇ − 1) + log q(u|k) − log p((k + u − ½)/(2ᵇ − 1))) / (D log 2),      u in [0, 1)
 
-        For a flow whose every mixing has a certificate this is an upper bound on −log₂ P(image)/D, on average over the noise.
+        log q is 0 for uniform noise, and the log-density of u for variational dequantisation. For a flow whose every mixing has
+        a certificate this is an upper bound on −log₂ P(image)/D, on average over the noise.
         **With `mixing="aux"` nothing guarantees that**: where several x share one n(x), p integrates to their mean number and not
         to 1. Restricted to the x that `decode(encode(x))` returns it does integrate to 1, so that the number is right for
         images which are returned, and for these only. `branches` measures both, layer by layer.
@@ -313,7 +334,8 @@ class Glow(LikelihoodModel):
             "image_shape": self.image_shape,
             "bits": self.bits,
             "squash": self.squash,
-            **{key: flow[key] for key in ("levels", "steps", "hidden", "mixing", "seed")},
+            **{key: flow[key] for key in ("levels", "steps", "hidden", "mixing", "seed", "coupling")},
+            "dequantisation": self.dequantisation,
         }
 
     @classmethod

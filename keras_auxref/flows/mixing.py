@@ -7,7 +7,7 @@ import keras
 
 from keras_auxref import kernels
 from keras_auxref.initializers import FixedPointFree, ReflectionOf
-from keras_auxref.layers import AuxReflection, FactoredReflection, InvertibleDense, OrthogonalDense, QRDense
+from keras_auxref.layers import AuxReflection, FactoredReflection, InvertibleDense, OrthogonalDense, Permutation, QRDense
 
 Builder = Callable[[FixedPointFree, dict[str, Any]], list[keras.layers.Layer]]
 
@@ -61,6 +61,10 @@ def _fixed(start: FixedPointFree, common: dict[str, Any]) -> list[keras.layers.L
     return [InvertibleDense(kernel_initializer=start, trainable=False, **common)]
 
 
+def _permutation(start: FixedPointFree, common: dict[str, Any]) -> list[keras.layers.Layer]:
+    return [Permutation(**common)]
+
+
 _BUILDERS: dict[str, Builder] = {
     "aux_factored": _aux_factored,
     "aux_factored_right": _aux_factored_right,
@@ -72,6 +76,7 @@ _BUILDERS: dict[str, Builder] = {
     "qr": _qr,
     "aux_factored_qr": _aux_factored_qr,
     "fixed": _fixed,
+    "permutation": _permutation,
 }
 MIXINGS = tuple(_BUILDERS)
 
@@ -89,7 +94,7 @@ def check_mixing(mixing: Any) -> Any:
 
 
 def build_mixing(mixing: Any, seed: int, name: str, dtype: Any) -> list[keras.layers.Layer]:
-    """The layers of one mixing, all of them starting as the orthogonal map of the same seed (`aux_spectral`: as its negative).
+    """The layers of one mixing, starting as the orthogonal map of the seed, the same for all (`aux_spectral`: as its negative).
 
         aux_factored         U g(Vᵀx), U and V orthogonal, g the reflection of diag(λ), κ < 2, started at UVᵀ = Q, λ = 1:
                              provably invertible
@@ -102,6 +107,7 @@ def build_mixing(mixing: Any, seed: int, name: str, dtype: Any) -> list[keras.la
         qr                   Q R x, Q of c reflections and R triangular with a positive diagonal, started at R = I
         aux_factored_qr      R f(x), f the map `aux_factored` and R as in `qr`, started at R = I: provably invertible
         fixed                Q x, not trained
+        permutation          the channels in reverse, as between the couplings of NICE and RealNVP: no start, not trained
 
     A `kernels.Spectral` or `kernels.RelaxedCayley` instance in the place of a name takes that kernel, with its settings.
     """

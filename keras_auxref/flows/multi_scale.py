@@ -7,17 +7,18 @@ from typing import Any
 import keras
 
 from keras_auxref._keras import PACKAGE
+from keras_auxref.flows.coupling import build_coupling, check_coupling
 from keras_auxref.flows.mixing import build_mixing, check_mixing
 from keras_auxref.flows.preprocessing import Logit
 from keras_auxref.invertible import Invertible
-from keras_auxref.layers import ActNorm, AffineCoupling, Squeeze
+from keras_auxref.layers import ActNorm, Squeeze
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class MultiScale(Invertible, keras.layers.Layer):
     """Images of shape (height, width, channels) in [0, 1] to vectors z of the same number of entries, and back.
 
-        logit → L levels of: squeeze 2×2 pixels into channels → K steps of (ActNorm → mixing → affine coupling) → split
+        logit → L levels of: squeeze 2×2 pixels into channels → K steps of (ActNorm → mixing → coupling) → split
 
     After every level but the last, half of the channels become entries of z and the other half go on.
 
@@ -28,6 +29,7 @@ class MultiScale(Invertible, keras.layers.Layer):
         mixing: See `flows.mixing`: one of `flows.MIXINGS`, or a kernel.
         squash: See `Logit`.
         seed: Seed of the orthogonal starts of the mixings, the same for every kind of mixing.
+        coupling: See `flows.coupling`: one of `flows.COUPLINGS`.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:
@@ -47,6 +49,7 @@ class MultiScale(Invertible, keras.layers.Layer):
         mixing: Any = "aux_factored",
         squash: float = 0.9,
         seed: int | None = None,
+        coupling: str = "affine",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -54,6 +57,7 @@ class MultiScale(Invertible, keras.layers.Layer):
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"`{name}` must be a positive integer. Received: {value!r}")
         self.levels, self.steps, self.hidden, self.mixing = levels, steps, hidden, check_mixing(mixing)
+        self.coupling = check_coupling(coupling)
         self.seed = random.randint(1, 2**31 - 1) if seed is None else int(seed)
         dtype = self.dtype_policy
         self.logit = Logit(squash, name="logit", dtype=dtype)
@@ -67,7 +71,7 @@ class MultiScale(Invertible, keras.layers.Layer):
         return [
             ActNorm(name=f"{place}_act_norm", dtype=dtype),
             *build_mixing(self.mixing, seeds.randrange(2**31), f"{place}_mixing", dtype),
-            AffineCoupling(hidden=self.hidden, name=f"{place}_coupling", dtype=dtype),
+            build_coupling(self.coupling, self.hidden, f"{place}_coupling", dtype),
         ]
 
     def build(self, input_shape: Any) -> None:
@@ -199,6 +203,7 @@ class MultiScale(Invertible, keras.layers.Layer):
             "mixing": mixing,
             "squash": self.logit.squash,
             "seed": self.seed,
+            "coupling": self.coupling,
         }
 
 

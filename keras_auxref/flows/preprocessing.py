@@ -71,13 +71,25 @@ def dequantise(images: Any, noise: Any, bits: int, dtype: Any) -> Any:
     dequantisation): log P(k) ≥ E log p − D log(2ᵇ − 1) for D pixels, each of width 1/(2ᵇ − 1). Numbers between two values
     become the nearest. A value out of range is impossible: ∞, where p is 0.
     """
-    peak = 2**bits - 1
+    whole, peak = _whole(images, bits, dtype), 2**bits - 1
+    return keras.ops.where(_impossible(whole, peak), float("inf"), (whole + (noise - 0.5)) / peak)
+
+
+def nearest_values(images: Any, bits: int, dtype: Any) -> Any:
+    """The values k/(2ᵇ − 1) that `dequantise` spreads; ½ for one that is impossible."""
+    whole, peak = _whole(images, bits, dtype), 2**bits - 1
+    return keras.ops.where(_impossible(whole, peak), 0.5, whole / peak)
+
+
+def _whole(images: Any, bits: int, dtype: Any) -> Any:
+    """The integers k, as floating-point numbers."""
     if keras.backend.is_int_dtype(images.dtype) or keras.backend.standardize_dtype(images.dtype) == "bool":
-        whole = keras.ops.cast(images, dtype)
-    else:
-        whole = keras.ops.round(keras.ops.cast(images, dtype) * peak)
-    impossible = keras.ops.logical_or(whole < 0, whole > peak)
-    return keras.ops.where(impossible, float("inf"), (whole + (noise - 0.5)) / peak)
+        return keras.ops.cast(images, dtype)
+    return keras.ops.round(keras.ops.cast(images, dtype) * (2**bits - 1))
+
+
+def _impossible(whole: Any, peak: int) -> Any:
+    return keras.ops.logical_or(whole < 0, whole > peak)
 
 
 def as_fractions(images: Any, bits: int, dtype: Any) -> Any:

@@ -1,12 +1,19 @@
-"""Affine coupling: one part of a vector moves the other (Dinh et al. 2017)."""
+"""Coupling: one part of a vector moves the other (Dinh et al. 2015, 2017; Ho et al. 2019)."""
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
 from keras_auxref.ops._affine import affine, affine_inverse
+from keras_auxref.ops._checks import HALF
+from keras_auxref.ops._logistic_mixture import Mixture, mixture_logit, mixture_logit_inverse
+from keras_auxref.typing import Shape, Tensor
+
+Move = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From x_b and what the network says to y_b and log ∂y_b/∂x_b, entry by entry; or from y_b back to x_b, and the same."""
 
 
 def coupling_sizes(d: int, name: str) -> tuple[int, int]:
@@ -16,37 +23,92 @@ def coupling_sizes(d: int, name: str) -> tuple[int, int]:
     return d // 2, d - d // 2
 
 
-def couple(x: Any, network: Any, bound: float) -> tuple[Any, Any]:
-    """y = (x_a, (x_b + t)·s) with (t, r) = network(x_a) and log s = bound·tanh(r/bound); y and log s."""
-    a, b = _split(x)
-    shift, log_scale = _parameters(a, b, network, bound)
-    return ops.concatenate([a, affine(b, shift, log_scale)], axis=-1), log_scale
-
-
-def uncouple(y: Any, network: Any, bound: float) -> tuple[Any, Any]:
-    """The inverse of `couple`, x = (y_a, y_b/s − t); x and log s."""
-    a, b = _split(y)
-    shift, log_scale = _parameters(a, b, network, bound)
-    return ops.concatenate([a, affine_inverse(b, shift, log_scale)], axis=-1), log_scale
-
-
-def coupling_log_det(log_scale: Any, event_ndims: int) -> Any:
-    """Σ log s over the last `event_ndims` axes."""
-    return ops.sum(log_scale, axis=tuple(range(-event_ndims, 0)))
-
-
-def _split(x: Any) -> tuple[Any, Any]:
+def couple(x: Tensor, network: Callable[[Tensor], Tensor], move: Move) -> tuple[Tensor, Tensor]:
+    """(x_a, move(x_b, network(x_a))), and the logarithms of the derivatives of the second part. With a move back, the inverse."""
     size = x.shape[-1] // 2
-    return x[..., :size], x[..., size:]
+    a, b = x[..., :size], x[..., size:]
+    moved, log_slope = move(b, ops.cast(network(a), b.dtype))
+    return ops.concatenate([a, moved], axis=-1), log_slope
 
 
-def _parameters(a: Any, b: Any, network: Any, bound: float) -> tuple[Any, Any]:
-    output = ops.cast(network(a), b.dtype)
-    size = b.shape[-1]
-    return output[..., :size], bound * ops.tanh(output[..., size:] / bound)
+def coupling_log_det(log_slope: Tensor, event_ndims: int) -> Tensor:
+    """Σ log ∂y_b/∂x_b over the last `event_ndims` axes."""
+    return ops.sum(log_slope, axis=tuple(range(-event_ndims, 0)))
 
 
-def build_network(network: Any, input_shape: Any, channels: int, dtype: Any) -> None:
+# ------------------------------------------------------------------------------------------------------------- the moves
+
+
+def additive(b: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """b + t, of derivative 1."""
+    return b + shift, ops.zeros_like(b)
+
+
+def additive_inverse(b: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """b − t, of derivative 1."""
+    return b - shift, ops.zeros_like(b)
+
+
+def scaled(b: Tensor, parameters: Tensor, bound: float) -> tuple[Tensor, Tensor]:
+    """(b + t)·s with parameters (t, r) and log s = bound·tanh(r/bound); and log s."""
+    shift, log_scale = _shift_and_scale(parameters, b.shape[-1], bound)
+    return affine(b, shift, log_scale), log_scale
+
+
+def scaled_inverse(b: Tensor, parameters: Tensor, bound: float) -> tuple[Tensor, Tensor]:
+    """b/s − t, and log s."""
+    shift, log_scale = _shift_and_scale(parameters, b.shape[-1], bound)
+    return affine_inverse(b, shift, log_scale), log_scale
+
+
+def mixed(b: Tensor, parameters: Tensor, components: int, bound: float, scale_bound: float) -> tuple[Tensor, Tensor]:
+    """g(b)·eᵃ + t, g the logit of a mixture of logistics; and a + log g′(b)."""
+    shift, log_scale, mixture = _mixture(parameters, b.shape[-1], components, bound, scale_bound)
+    logit, log_slope = mixture_logit(_wide(b), mixture)
+    return ops.cast(logit * ops.exp(log_scale) + shift, b.dtype), ops.cast(log_scale + log_slope, b.dtype)
+
+
+def mixed_inverse(b: Tensor, parameters: Tensor, components: int, bound: float, scale_bound: float) -> tuple[Tensor, Tensor]:
+    """g⁻¹((b − t)·e⁻ᵃ), and a + log g′ there; NaN where that is not a preimage to rounding."""
+    shift, log_scale, mixture = _mixture(parameters, b.shape[-1], components, bound, scale_bound)
+    x, log_slope = mixture_logit_inverse((_wide(b) - shift) * ops.exp(-log_scale), mixture)
+    return ops.cast(x, b.dtype), ops.cast(log_scale + log_slope, b.dtype)
+
+
+class _Mixed(NamedTuple):
+    shift: Tensor
+    log_scale: Tensor
+    mixture: Mixture
+
+
+def _shift_and_scale(parameters: Tensor, size: int, bound: float) -> tuple[Tensor, Tensor]:
+    return parameters[..., :size], _bounded(parameters[..., size : 2 * size], bound)
+
+
+def _mixture(parameters: Tensor, size: int, components: int, bound: float, scale_bound: float) -> _Mixed:
+    """Parameters are t and r of every entry, then weights, means and scales of all components of the first entry, and so on."""
+    parameters = _wide(parameters)
+    shift, log_scale = _shift_and_scale(parameters, size, bound)
+    shape = ops.shape(parameters)
+    parts = ops.reshape(parameters[..., 2 * size :], (*shape[:-1], size, 3, components))
+    # Components that start as the same would stay the same: their gradients are.
+    start = ops.linspace(-1.0, 1.0, components, dtype=parameters.dtype) if components > 1 else 0.0
+    weights, means, scales = parts[..., 0, :], parts[..., 1, :] + start, _bounded(parts[..., 2, :], scale_bound)
+    return _Mixed(shift, log_scale, Mixture(ops.log_softmax(weights, axis=-1), means, scales))
+
+
+def _bounded(raw: Tensor, bound: float) -> Tensor:
+    return bound * ops.tanh(raw / bound)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return ops.cast(x, "float32") if keras.backend.standardize_dtype(x.dtype) in HALF else x
+
+
+# ------------------------------------------------------------------------------------------------------------ the network
+
+
+def build_network(network: Any, input_shape: Shape, channels: int, dtype: str, name: str) -> None:
     """Builds the network of a coupling for x_a of `input_shape`, and refuses one that does not return `channels` channels."""
     # An inner model that is not built when its parent is loaded keeps random weights, silently.
     if not network.built:
@@ -55,13 +117,13 @@ def build_network(network: Any, input_shape: Any, channels: int, dtype: Any) -> 
     expected = (*input_shape[:-1], channels)
     if shape != tuple(expected):
         raise ValueError(
-            "The network of AffineCoupling must return shift and scale, twice the channels that it moves. "
+            f"The network of {name} must return all parameters of the map of every channel that it moves. "
             f"Expected {tuple(expected)} for an input of shape {tuple(input_shape)}. Received: {shape}"
         )
 
 
-def checked_bound(bound: Any) -> float:
-    """Refuses a bound on |log s| that is not positive and finite."""
+def checked_bound(bound: Any, name: str = "bound", of: str = "|log s|") -> float:
+    """Refuses a bound that is not positive and finite."""
     if isinstance(bound, bool) or not isinstance(bound, int | float) or not 0 < bound < math.inf:
-        raise ValueError(f"`bound` on |log s| must be a positive number. Expected 0 < bound < ∞. Received: {bound!r}")
+        raise ValueError(f"`{name}` on {of} must be a positive number. Expected 0 < {name} < ∞. Received: {bound!r}")
     return float(bound)
