@@ -7,6 +7,7 @@ likelihood for the same number of steps from the same orthogonal start, with eac
     python -m experiments.glow --mixing aux --mixing conv --runs 3  only these two, with mean and standard deviation
     python -m experiments.glow --dataset mnist --resume             digits of 28×28 pixels
     python -m experiments.glow --dataset cifar10 --resume           the paper's size (K = 8, C = 64, L = 3): better with a GPU
+    python -m experiments.glow --mixing aux_factored --coupling affine --coupling logistic_mixture    two couplings, as in Flow++
 
 Afterwards every run measures, on validation images: bits per dimension, how well n⁻¹(n(x)) returns x, and how many preimages
 the auxiliary reflections have, since without a certificate nothing proves that there is only one. Writes a JSON file with all
@@ -15,6 +16,7 @@ reconstructions and interpolations, and the trained models.
 """
 
 # Keras and TensorFlow are imported where they are used: they take seconds, and a wrong argument or missing data should not.
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,9 @@ from experiments.harness import cli, data
 from experiments.harness.results import Results, environment, hardware, mean_and_deviation
 
 MIXINGS = ("aux_factored", "aux_factored_right", "aux", "aux_spectral", "aux_relaxed_cayley", "householder", "conv", "fixed")
+MORE_MIXINGS = ("qr", "aux_factored_qr", "permutation")
+"""Only where they are asked for."""
+COUPLINGS, DEQUANTISATIONS = ("affine", "additive", "logistic_mixture"), ("uniform", "variational")
 REFERENCE = "conv"
 DEFAULTS: dict[str, dict[str, Any]] = {
     "patches": {
@@ -79,8 +84,22 @@ def arguments() -> Any:
         "--mixing",
         action="append",
         dest="mixings",
-        choices=MIXINGS,
-        help="a map between channels to train; repeat for several (default: aux_factored, aux and conv; cifar10: all)",
+        choices=(*MIXINGS, *MORE_MIXINGS),
+        help="a map between channels to train; repeat for several (default: aux_factored, aux and conv; cifar10: "
+        f"all but {', '.join(MORE_MIXINGS)})",
+    )
+    p.add_argument(
+        "--coupling",
+        action="append",
+        dest="couplings",
+        choices=COUPLINGS,
+        help=f"a coupling to train, with every mixing; repeat for several (default: {COUPLINGS[0]})",
+    )
+    p.add_argument(
+        "--dequantisation",
+        choices=DEQUANTISATIONS,
+        default=DEQUANTISATIONS[0],
+        help="the noise inside of every value of a pixel (default: %(default)s)",
     )
     p.add_argument("--levels", type=cli.positive, metavar="L", help=f"levels of the flow ({by_dataset('levels')})")
     p.add_argument("--steps", type=cli.positive, metavar="K", help=f"steps of each level ({by_dataset('steps')})")
@@ -118,15 +137,31 @@ def arguments() -> Any:
     if args.size % 2**args.levels:
         most = (args.size & -args.size).bit_length() - 1  # how often it can be halved
         p.error(f"argument --levels: expected at most {most} for images of {args.size}×{args.size}, received {args.levels}")
-    args.mixings = list(dict.fromkeys(args.mixings))
+    couplings = args.couplings or COUPLINGS[:1]
+    names = [run_name(mixing, coupling, args.dequantisation) for mixing in args.mixings for coupling in couplings]
+    args.flows = list(dict.fromkeys(names))
     return args
 
 
-def build_model(args: Any, mixing: str, image_shape: tuple[int, ...], seed: int) -> Any:
+def run_name(mixing: str, coupling: str, dequantisation: str) -> str:
+    """The name of a run: its mixing, and what is not as in Glow."""
+    more = (coupling if coupling != COUPLINGS[0] else "", dequantisation if dequantisation != DEQUANTISATIONS[0] else "")
+    return "+".join([mixing, *filter(None, more)])
+
+
+def parts_of(name: str) -> dict[str, str]:
+    """The mixing, coupling and dequantisation of a run."""
+    mixing, *more = name.split("+")
+    coupling = next((part for part in more if part in COUPLINGS), COUPLINGS[0])
+    dequantisation = next((part for part in more if part in DEQUANTISATIONS), DEQUANTISATIONS[0])
+    return {"mixing": mixing, "coupling": coupling, "dequantisation": dequantisation}
+
+
+def build_model(args: Any, name: str, image_shape: tuple[int, ...], seed: int) -> Any:
     """A compiled flow. The same seed gives the same orthogonal start to every mixing."""
     from keras_auxref.flows import Glow
 
-    model = Glow(image_shape, levels=args.levels, steps=args.steps, hidden=args.hidden, mixing=mixing, seed=seed)
+    model = Glow(image_shape, levels=args.levels, steps=args.steps, hidden=args.hidden, seed=seed, **parts_of(name))
     model.compile(optimizer=Glow.optimizer(args.learning_rate, args.warmup), jit_compile=cli.jit_compile(args))
     return model
 
@@ -137,7 +172,8 @@ def measure(model: Any, images: Any, pictures: Path | None) -> dict[str, Any]:
 
     if pictures:
         flows.Pictures.of(model, images).save(pictures)
-    return flows.measure(model, images, VALIDATION_BATCH)
+    parameters = sum(math.prod(weight.shape) for weight in model.trainable_weights)
+    return {**flows.measure(model, images, VALIDATION_BATCH), "parameters": parameters}
 
 
 def rows(results: Results, steps_per_epoch: int) -> list[list[str]]:
@@ -202,7 +238,7 @@ def main() -> None:
     here = environment()
     shape = "×".join(map(str, dataset.image_shape))
     print(f"{args.dataset}: {len(dataset.train_images)} training images of {shape}, on {hardware(here)}")
-    for attempt in attempts(args, args.mixings, results, here, measure=args.measure):
+    for attempt in attempts(args, args.flows, results, here, measure=args.measure):
         run = attempt.run
         pictures_of = output / f"{stem}-{run.map}.npz" if run.run == 0 else None
         if run.finished:

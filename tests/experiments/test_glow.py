@@ -92,7 +92,9 @@ def test_trains_measures_draws_and_resumes(experiment_here, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--mixing", "qr"), "--mixing"),
+        (("--mixing", "lu"), "--mixing"),
+        (("--coupling", "spline"), "--coupling"),
+        (("--dequantisation", "none"), "--dequantisation"),
         (("--train-steps", "0"), "--train-steps"),
         (("--train-steps", "70"), "--train-steps: expected a multiple of --steps-per-epoch (50), received 70"),
         (("--levels", "6"), "--levels: expected at most 5 for images of 32×32, received 6"),
@@ -108,6 +110,20 @@ def test_wrong_arguments_are_refused_at_once(experiment, arguments, message):
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_name_of_a_run_tells_its_parts():
+    from experiments.glow import COUPLINGS, DEQUANTISATIONS, MIXINGS, MORE_MIXINGS, parts_of, run_name
+    from keras_auxref import flows
+
+    assert set(COUPLINGS) == set(flows.COUPLINGS)
+    assert set(DEQUANTISATIONS) == set(flows.DEQUANTISATIONS)
+    assert {*MIXINGS, *MORE_MIXINGS} == set(flows.MIXINGS)
+    assert run_name("aux", "affine", "uniform") == "aux"
+    names = [(m, c, d) for m in MIXINGS for c in COUPLINGS for d in DEQUANTISATIONS]
+    assert len({run_name(*name) for name in names}) == len(names)
+    for name in names:
+        assert tuple(parts_of(run_name(*name)).values()) == name
 
 
 def test_missing_cifar_is_one_sentence(experiment, tmp_path):

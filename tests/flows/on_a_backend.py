@@ -1,6 +1,6 @@
 """A process on another backend: takes a flow from a file, answers, trains it on and saves it.
 
-    KERAS_BACKEND=jax python on_a_backend.py folder mixing
+    KERAS_BACKEND=jax python on_a_backend.py folder mixing [coupling dequantisation]
 
 Reads `folder/flow.keras` and `folder/inputs.npz`; writes `answers.npz`, and after training `trained.keras` and `trained.npz`.
 """
@@ -31,14 +31,15 @@ def answers(model: Glow, images: np.ndarray, z: np.ndarray) -> dict[str, np.ndar
     return {key: np.asarray(keras.ops.convert_to_numpy(value)) for key, value in found.items()}
 
 
-def main(folder: Path, mixing: str) -> None:
+def main(folder: Path, mixing: str, coupling: str = "affine", dequantisation: str = "uniform") -> None:
     inputs = np.load(folder / "inputs.npz")
     images, z = inputs["images"], inputs["z"]
     model = keras.models.load_model(folder / "flow.keras")
     np.savez(folder / "answers.npz", **answers(model, images, z))
     with pytest.raises(ValueError, match="images / 255"):
         model.log_prob(images.astype("float32"))
-    fresh = Glow(model.image_shape, levels=1, steps=1, hidden=4, mixing=mixing, seed=1)
+    parts = {"mixing": mixing, "coupling": coupling, "dequantisation": dequantisation}
+    fresh = Glow(model.image_shape, levels=1, steps=1, hidden=4, seed=1, **parts)
     history = fresh.fit(images, batch_size=4, epochs=2, validation_data=(images,), verbose=0).history
     assert fresh.initialized
     assert set(history) == {"loss", "bits_per_dim", "val_loss", "val_bits_per_dim"}
@@ -51,4 +52,4 @@ def main(folder: Path, mixing: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), *sys.argv[2:])

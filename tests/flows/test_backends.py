@@ -18,19 +18,25 @@ SCRIPT, ROOT = Path(__file__).parent / "on_a_backend.py", Path(__file__).parents
 SHAPE = (4, 4, 3)
 MIXINGS = [("jax", "aux_factored"), *(pytest.param("jax", m, marks=pytest.mark.slow) for m in ("conv", "householder", "fixed"))]
 MIXINGS += [pytest.param("torch", m, marks=pytest.mark.slow) for m in ("aux_factored", "conv")]
+MIXINGS += [
+    pytest.param("jax", "permutation logistic_mixture variational", marks=pytest.mark.slow),
+    pytest.param("jax", "conv additive uniform", marks=pytest.mark.slow),
+]
 
 
-@pytest.mark.parametrize(("backend", "mixing"), MIXINGS)
-def test_a_flow_answers_and_trains_on_another_backend_and_comes_back(backend, mixing, tmp_path):
+@pytest.mark.parametrize(("backend", "parts"), MIXINGS)
+def test_a_flow_answers_and_trains_on_another_backend_and_comes_back(backend, parts, tmp_path):
+    """The parts are a mixing and, where they are not Glow's, coupling and dequantisation."""
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")
-    model = Glow(SHAPE, levels=1, steps=1, hidden=4, mixing=mixing, seed=1)
+    names = dict(zip(("mixing", "coupling", "dequantisation"), parts.split(), strict=False))
+    model = Glow(SHAPE, levels=1, steps=1, hidden=4, seed=1, **names)
     x, z = images(8, SHAPE), np.random.default_rng(0).normal(size=(2, 48)).astype("float32")
     model.initialize(x)
     disturb(model).save(tmp_path / "flow.keras")
     np.savez(tmp_path / "inputs.npz", images=x, z=z)
     environment = {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(SCRIPT), str(tmp_path), mixing]
+    command = [sys.executable, str(SCRIPT), str(tmp_path), *parts.split()]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[:2] == ["keras_auxref", backend]

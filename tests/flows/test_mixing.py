@@ -12,7 +12,9 @@ SEED = 3
 
 
 @pytest.mark.parametrize("d", [1, 2, 5, 12])
-@pytest.mark.parametrize("mixing", [*MIXINGS, kernels.Spectral(0.9), kernels.RelaxedCayley(margin=0.1)])
+@pytest.mark.parametrize(
+    "mixing", [*(m for m in MIXINGS if m != "permutation"), kernels.Spectral(0.9), kernels.RelaxedCayley(margin=0.1)]
+)
 def test_every_mixing_starts_as_the_orthogonal_map_of_its_seed(mixing, d):
     q = np.asarray(FixedPointFree(SEED)((d, d), dtype="float64"))
     # RelaxedCayley moves eigenvalues of Q that are within 0.02 radians of 1: none are, with this seed.
@@ -24,6 +26,13 @@ def test_every_mixing_starts_as_the_orthogonal_map_of_its_seed(mixing, d):
     # The paper's symmetric W = 3/2 I reflects every vector along itself.
     sign = -1 if mixing == "aux_spectral" or isinstance(mixing, kernels.Spectral) else 1
     np.testing.assert_allclose(y, sign * x @ q.T, atol=1e-9)
+
+
+def test_permutation_reverses_channels_whatever_the_seed():
+    (layer,) = build_mixing("permutation", SEED, "mixing", "float64")
+    x = np.random.default_rng(0).normal(size=(2, 3, 5))
+    np.testing.assert_array_equal(layer(x), x[..., ::-1])
+    assert layer.certificate().invertible
 
 
 def test_only_what_should_train_is_trainable():
@@ -44,6 +53,7 @@ def test_only_what_should_train_is_trainable():
         "qr": [26],
         "aux_factored_qr": [46],
         "fixed": [0],
+        "permutation": [0],
     }
 
 
@@ -69,6 +79,7 @@ def test_xla_is_for_mixings_that_it_can_factor():
         "qr": True,
         "aux_factored_qr": True,
         "fixed": True,
+        "permutation": True,
     }
     assert supports_xla(kernels.Spectral())
     assert not supports_xla(kernels.RelaxedCayley())

@@ -36,6 +36,9 @@ except NotImplementedError as error:
 for name, layer in {
     "act_norm": layers.ActNorm(),
     "coupling": layers.AffineCoupling(hidden=4),
+    "additive": layers.AdditiveCoupling(hidden=4),
+    "mixture": layers.LogisticMixtureCoupling(hidden=4),
+    "permutation": layers.Permutation(),
     "dense": layers.InvertibleDense(),
     "householder": layers.OrthogonalDense(),
     "cayley": layers.OrthogonalDense("cayley"),
