@@ -52,6 +52,8 @@ class LogisticMixtureCoupling(Coupling):
     Dequantization and Architecture Design", ICML 2019.
     """
 
+    elementary = False  # the inverse searches
+
     def __init__(
         self,
         network: Any = None,

@@ -191,9 +191,9 @@ def _refuse_model(model: Any, name: str) -> None:
     for layer in model._flatten_layers():
         if offers and not getattr(layer, "elementary", True):
             raise NotImplementedError(
-                f"The flow {model.name!r} cannot be exported to {name}: the log-determinant and the inverse of an auxiliary "
-                "reflection factor matrices and search, for which the converter has nothing. Expected a mixing of sums and "
-                f"products, such as 'aux_factored'. Received: {layer.name!r}. Use `export_saved_model`."
+                f"The flow {model.name!r} cannot be exported to {name}: the log-determinant or the inverse of a layer factors "
+                "matrices or searches, for which the converter has nothing. Expected layers of sums and products, such as "
+                f"mixing='aux_factored', coupling='affine'. Received: {layer.name!r}. Use `export_saved_model`."
             )
         if getattr(layer, "stateful", False):
             raise NotImplementedError(
