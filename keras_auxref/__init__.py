@@ -18,7 +18,7 @@ from keras_auxref.layers import (
     SVDDense,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "AuxReflection",
     "FactoredReflection",

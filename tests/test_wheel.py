@@ -79,6 +79,8 @@ def test_it_works_where_only_it_is_installed(built, tmp_path):
 def test_one_version_everywhere():
     version = keras_auxref.__version__
     assert re.search(rf"^version: {re.escape(version)}$", (ROOT / "CITATION.cff").read_text(), re.M)
+    released = re.findall(r"^## \[(\d[^\]]*)\] - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert released[:1] == [version]
 
 
 @pytest.mark.slow
