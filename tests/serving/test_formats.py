@@ -290,6 +290,8 @@ def test_litert_has_log_prob_of_a_flow(rng, tmp_path):
 def test_flows_with_linear_algebra_of_data_are_refused(export, tmp_path):
     with pytest.raises(NotImplementedError, match=r"'level_1_step_1_mixing'\. Use `export_saved_model`"):
         export(Glow((4, 4, 1), levels=1, steps=1, hidden=4, mixing="aux"), tmp_path / "nothing")
+    with pytest.raises(NotImplementedError, match=r"'level_1_step_1_coupling'\. Use `export_saved_model`"):
+        export(Glow((4, 4, 1), levels=1, steps=1, hidden=4, coupling="logistic_mixture"), tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
 
 
