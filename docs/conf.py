@@ -21,17 +21,17 @@ extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "sphinx.ext.mathjax",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["_build", "conf.py", "docstrings.py", "figures", "kubernetes"]
+exclude_patterns = ["_build", "conf.py", "docstrings.py", "mathml.py", "figures", "kubernetes"]
 
 # --------------------------------------------------------------------------------------------------------------- pages
 html_theme = "furo"
 html_title = f"keras_auxref {release}"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
+html_math_renderer = "mathml"
 html_show_copyright = False
 html_theme_options = {"navigation_with_keys": True}
 
@@ -65,9 +65,12 @@ napoleon_custom_sections = [("Call arguments", "params_style"), "Output", "Refer
 
 
 def setup(app):
-    """Docstrings of this package are plain text with formulas and Markdown tables: make reStructuredText of them."""
+    """Docstrings are plain text with formulas and Markdown tables: makes reStructuredText of them. And MathML of formulas."""
     sys.path.insert(0, str(Path(__file__).parent))
     import docstrings
+    import mathml
 
+    app.add_html_math_renderer("mathml", inline_renderers=(mathml.inline, None), block_renderers=(mathml.block, None))
     app.connect("autodoc-process-docstring", docstrings.process, priority=100)  # before napoleon
+    app.connect("autodoc-process-signature", docstrings.signature)
     app.connect("autodoc-skip-member", docstrings.skip)

@@ -4,6 +4,7 @@ A docstring of `keras_auxref` is readable as plain text. What reStructuredText w
 paragraphs, which it takes for a quotation, and a Markdown table.
 """
 
+import inspect
 import re
 from typing import Any
 
@@ -15,6 +16,14 @@ def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[
     if what in ("attribute", "data", "property"):
         lines[:0] = ["..", ""]  # an empty comment: napoleon takes what comes before a colon in the first line for a type
     lines[:] = literal_formulas(escaped_bars(list_tables(joined_names(examples(lines)))))
+
+
+def signature(app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None) -> Any:
+    """Classes are made as `__init__` says. Keras' layers have a `__new__` of any arguments, which autodoc would show."""
+    if what != "class" or signature != "(*args, **kwargs)":
+        return None
+    parameters = list(inspect.signature(obj.__init__).parameters.values())[1:]
+    return str(inspect.Signature([parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters])), None
 
 
 def skip(app: Any, what: str, name: str, obj: Any, skipped: bool, options: Any) -> bool | None:
