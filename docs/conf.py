@@ -15,7 +15,7 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 project = "keras_auxref"
 author = "the authors of keras_auxref"
 copyright = "the authors of keras_auxref"
-version = release = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.M).group(1)
+version = release = re.search(r'^__version__ = "(.+)"', (ROOT / "keras_auxref/__init__.py").read_text(), re.M).group(1)
 
 extensions = [
     "myst_nb",
