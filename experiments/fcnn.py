@@ -2,14 +2,17 @@
 
 The experiment of section 4.1 of "One Reflection Suffice" (Mathiasen & Hvilshøj, 2020): three layers y = U Σ Vᵀ x of the
 width of the input with relu between them, a final Dense, and Adam with default parameters. U and V are auxiliary reflections,
-products of d Householder reflections, or orthogonal matrices by the Cayley map or the matrix exponential.
+products of d Householder reflections, or orthogonal matrices by the Cayley map or the matrix exponential. Beside the paper: plain
+matrices with one of four penalties on what is not orthogonal (Bansal et al. 2018), and with none.
 
     python -m experiments.fcnn                                     scikit-learn's digits, about a minute on two CPU cores
     python -m experiments.fcnn --map aux --map exp --runs 3        only these two, with mean and standard deviation
+    python -m experiments.fcnn --map aux --map cayley --map soft-srip --map dense    orthogonal by form, by a penalty, or not
     python -m experiments.fcnn --dataset mnist --resume            the paper's experiment; goes on where it was interrupted
 
 Writes a JSON file with every epoch of every run and a figure of the validation error over epochs and over seconds of
 training, without validation and without compiling: the training step is compiled on a trial batch before the clock starts.
+Afterwards ‖WᵀW − I‖ is measured, for all matrices U and V.
 """
 
 # Keras and TensorFlow are imported where they are used: they take seconds, and a wrong argument or missing data should not.
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     import keras
 
 MAPS = ("aux", "householder", "cayley", "exp")
+SOFT = {"soft-so": 1e-2, "soft-dso": 1e-2, "soft-mc": 1e-1, "soft-srip": 1e-1}
+"""Penalties and their strengths: those on all entries of WᵀW − I are large numbers, those on the largest are small."""
 REFERENCE = "dense"
 LAYERS = 3
 DEFAULTS = {
@@ -32,7 +37,7 @@ DEFAULTS = {
 
 
 def build_model(name: str, dimension: int, classes: int) -> "keras.Sequential":
-    """The paper's classifier with U and V by the map `name`, or with plain Dense layers in their place (`"dense"`).
+    """The paper's classifier with U and V by the map `name`, or with plain Dense layers in their place (`"dense"`, `"soft-…"`).
 
     A relu follows each of the three layers, the last too, so that it does not merge with the final Dense.
     """
@@ -40,20 +45,49 @@ def build_model(name: str, dimension: int, classes: int) -> "keras.Sequential":
 
     from experiments.harness.layers import Scale
     from keras_auxref import SVDDense
+    from keras_auxref.regularizers import SoftOrthogonal
 
+    penalty = SoftOrthogonal(name.removeprefix("soft-"), SOFT[name]) if name in SOFT else None
     # Weights U(−1/√d, 1/√d), as SVDDense has them.
     uniform = {"kernel_initializer": keras.initializers.VarianceScaling(1 / 3, mode="fan_in", distribution="uniform")}
 
     def linear() -> Any:
-        return keras.layers.Dense(dimension, use_bias=False, **uniform)
+        return keras.layers.Dense(dimension, use_bias=False, kernel_regularizer=penalty, **uniform)
 
     layers: list[Any] = [keras.Input((dimension,))]
     for _ in range(LAYERS):
-        if name == REFERENCE:
+        if name == REFERENCE or name in SOFT:
             layers += [linear(), Scale(), linear(), keras.layers.ReLU()]
         else:
             layers.append(SVDDense(map=name, activation="relu"))
     return keras.Sequential([*layers, keras.layers.Dense(classes, **uniform)], name=name)
+
+
+def orthogonality(model: "keras.Sequential") -> dict[str, Any]:
+    """The largest ‖WᵀW − I‖ in the Frobenius norm over all U and V; nothing where they are no matrices (`"aux"`)."""
+    import keras
+    import numpy as np
+
+    from keras_auxref import OrthogonalDense
+
+    matrices = [
+        keras.ops.convert_to_numpy(layer.matrix if isinstance(layer, OrthogonalDense) else layer.kernel).astype("float64")
+        for layer in model._flatten_layers()
+        if isinstance(layer, OrthogonalDense) or (isinstance(layer, keras.layers.Dense) and not layer.use_bias)
+    ]
+    defects = [float(np.linalg.norm(w.T @ w - np.eye(len(w)))) for w in matrices]
+    return {"orthogonality_defect": max(defects)} if defects else {}
+
+
+def rows(results: Results) -> list[list[str]]:
+    """The closing table."""
+
+    def defect(name: str) -> str:
+        found = [run.measurements.get("orthogonality_defect") for run in results.runs(name)]
+        known = [value for value in found if value is not None]
+        return f"{max(known):.2g}" if known else "–"
+
+    return [[*row, defect(row[0])] for row in cli.comparison(results)]
 
 
 def arguments() -> Any:
@@ -62,8 +96,9 @@ def arguments() -> Any:
         "--map",
         action="append",
         dest="maps",
-        choices=(*MAPS, REFERENCE),
-        help="a map to train; repeat for several (default: the four maps; dense: plain Dense layers, for their speed)",
+        choices=(*MAPS, *SOFT, REFERENCE),
+        help="a map to train; repeat for several (default: the four maps; soft-…: plain Dense layers with a penalty on what is "
+        "not orthogonal; dense: without one)",
     )
     args = cli.parse(p)
     args.maps = list(dict.fromkeys(args.maps or MAPS))
@@ -96,6 +131,10 @@ def main() -> None:
                 metrics=["accuracy"],
                 jit_compile=cli.jit_compile(args),
             )
+
+        def afterwards(model: Any = model) -> dict[str, Any]:
+            return orthogonality(model)
+
         training.train(
             model,
             training_data,
@@ -107,12 +146,14 @@ def main() -> None:
             checkpoints=attempt.checkpoints,
             verbose=args.verbose,
             save=attempt.model if args.save else None,
+            afterwards=afterwards,
         )
 
     figure = output / f"{stem}.png"
     plotting.learning_curves(results.runs(), figure, title=f"SVD layers of width {dataset.dimension} on {args.dataset}")
     print(f"\nAfter {args.epochs} epochs; seconds are medians over epochs of training alone:\n")
-    print(cli.table(("map", "runs", "validation error (%)", "s/epoch", "ratio to aux"), cli.comparison(results)))
+    header = ("map", "runs", "validation error (%)", "s/epoch", "ratio to aux", "‖WᵀW − I‖")
+    print(cli.table(header, rows(results)))
     print(f"\n{results.path}\n{figure}")
 
 

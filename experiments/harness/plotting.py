@@ -22,6 +22,10 @@ STYLES: dict[str, dict[str, Any]] = {
     "cayley": {"color": "#009E73", "marker": "^", "label": "Cayley map"},
     "exp": {"color": "#CC79A7", "marker": "D", "label": "matrix exponential"},
     "dense": {"color": "#555555", "marker": "v", "label": "plain Dense"},
+    "soft-so": {"color": "#E69F00", "marker": "<", "label": "soft, SO"},
+    "soft-dso": {"color": "#8C6D31", "marker": ">", "label": "soft, DSO"},
+    "soft-mc": {"color": "#56B4E9", "marker": "X", "label": "soft, MC"},
+    "soft-srip": {"color": "#7B4FA3", "marker": "*", "label": "soft, SRIP"},
     # The transitions of a recurrent network.
     "householder-1": {"color": "#56B4E9", "marker": "X", "label": "1 Householder reflection"},
     "simple_rnn": {"color": "#8C6D31", "marker": "P", "label": "SimpleRNN"},
@@ -31,6 +35,8 @@ STYLES: dict[str, dict[str, Any]] = {
     "aux_factored_right": {"color": "#B2182B", "marker": "<", "label": "factored reflection, one-sided"},
     "aux_relaxed_cayley": {"color": "#009E73", "marker": "^", "label": "auxiliary, relaxed Cayley W"},
     "aux_spectral": {"color": "#E69F00", "marker": "D", "label": "auxiliary, spectral W"},
+    "qr": {"color": "#8C6D31", "marker": "P", "label": "QR form"},
+    "aux_factored_qr": {"color": "#CC79A7", "marker": ">", "label": "factored reflection and R"},
     "conv": {"color": "#333333", "marker": "v", "label": "1×1 convolution"},
     "fixed": {"color": "#56B4E9", "marker": "X", "label": "fixed rotation"},
 }

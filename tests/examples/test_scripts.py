@@ -15,7 +15,7 @@ import keras_auxref.flows
 import rnn
 from tests.examples.conftest import EXAMPLES
 
-SCRIPTS = ("client", "export", "fcnn", "glow", "rnn", "serve")
+SCRIPTS = ("client", "export", "fcnn", "glow", "rnn", "serve", "vae")
 SHORT = {"fcnn": 100, "rnn": 100, "glow": 100, "export": 100}
 
 
