@@ -30,13 +30,10 @@ def certified(d: int, condition: float, norm: float, rng: np.random.Generator) -
 
 
 def reflect(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """f(x) = H(Wx) x, as the paper writes it, one vector at a time, H as a matrix."""
-
-    def one(x: np.ndarray) -> np.ndarray:
-        v = (w @ x)[:, None]
-        return (np.eye(len(x)) - 2 * v @ v.T / (v.T @ v)) @ x
-
-    return np.array([one(row) for row in x.reshape(-1, x.shape[-1])]).reshape(x.shape)
+    """f(x) = H(Wx) x, as the paper writes it, H as a matrix for every vector."""
+    v = (x @ w.T)[..., :, None]
+    transposed = np.swapaxes(v, -1, -2)
+    return ((np.eye(x.shape[-1]) - 2 * v @ transposed / (transposed @ v)) @ x[..., None])[..., 0]
 
 
 def gradients(function: Callable[..., tf.Tensor], arguments: Sequence[Any], cotangent: Any) -> list[np.ndarray]:
@@ -65,12 +62,27 @@ def weighted_gradient(function: Callable[..., tf.Tensor], weights: Sequence[np.n
 
 
 def differences(
-    function: Callable[..., Any], arguments: Sequence[np.ndarray], cotangent: np.ndarray, step: float = 1e-6
+    function: Callable[..., Any], arguments: Sequence[np.ndarray], cotangent: np.ndarray, step: float = 1e-6, rows: int = 0
 ) -> list[np.ndarray]:
-    """Central differences of Σ cotangent · function, entry by entry, in float64."""
+    """Central differences of Σ cotangent · function, entry by entry, in float64.
+
+    The first `rows` arguments are batches, of which the function makes row by row one row of its result: for these it is
+    called once, with all moved copies of the batch below each other.
+    """
     arguments = [np.array(a, np.float64) for a in arguments]
     result = []
     for position, argument in enumerate(arguments):
+        if position < rows:
+            n, size = len(argument), argument[0].size
+            moves = step * np.concatenate([np.eye(size), -np.eye(size)])
+            copies = [np.tile(a, (2 * size, *(1,) * (a.ndim - 1))) for a in arguments[:rows]]
+            copies[position] += np.repeat(moves, n, axis=0).reshape(copies[position].shape)
+            values = np.asarray(function(*copies, *arguments[rows:]))
+            totals = np.sum(
+                (np.tile(cotangent, (2 * size, *(1,) * (np.ndim(cotangent) - 1))) * values).reshape(2, size, n, -1), -1
+            )
+            result.append(((totals[0] - totals[1]).T / (2 * step)).reshape(argument.shape))
+            continue
         gradient = np.zeros_like(argument)
         for index in np.ndindex(argument.shape):
             sides = []

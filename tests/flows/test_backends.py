@@ -16,14 +16,12 @@ from tests.flows.support import disturb, images
 
 SCRIPT, ROOT = Path(__file__).parent / "on_a_backend.py", Path(__file__).parents[2]
 SHAPE = (4, 4, 3)
-MIXINGS = [("jax", "aux_factored"), *(pytest.param("jax", m, marks=pytest.mark.slow) for m in ("conv", "householder", "fixed"))]
-MIXINGS += [pytest.param("torch", m, marks=pytest.mark.slow) for m in ("aux_factored", "conv")]
-MIXINGS += [
-    pytest.param("jax", "permutation logistic_mixture variational", marks=pytest.mark.slow),
-    pytest.param("jax", "conv additive uniform", marks=pytest.mark.slow),
-]
+MIXINGS = [("jax", parts) for parts in ("aux_factored", "conv", "householder", "fixed")]
+MIXINGS += [("torch", "aux_factored"), ("torch", "conv")]
+MIXINGS += [("jax", "permutation logistic_mixture variational"), ("jax", "conv additive uniform")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "parts"), MIXINGS)
 def test_a_flow_answers_and_trains_on_another_backend_and_comes_back(backend, parts, tmp_path):
     """The parts are a mixing and, where they are not Glow's, coupling and dequantisation."""

@@ -25,8 +25,18 @@ def gradients(count, shape=(8, 8, 3), seed=0):
     return np.clip(base + 6 * ramp, 0, 255).astype("uint8")
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("float64", 1e-9)])
-@pytest.mark.parametrize("mixing", ["aux", "aux_factored", pytest.param("aux_relaxed_cayley", marks=pytest.mark.slow)])
+# In the default run one mixing with linear algebra of data, in the dtype with the sharper bound, and the default mixing in both.
+@pytest.mark.parametrize(
+    ("mixing", "dtype", "tolerance"),
+    [
+        ("aux", "float64", 1e-9),
+        ("aux_factored", "float32", 1e-4),
+        ("aux_factored", "float64", 1e-9),
+        pytest.param("aux", "float32", 1e-4, marks=pytest.mark.slow),
+        pytest.param("aux_relaxed_cayley", "float32", 1e-4, marks=pytest.mark.slow),
+        pytest.param("aux_relaxed_cayley", "float64", 1e-9, marks=pytest.mark.slow),
+    ],
+)
 def test_log_prob_is_that_of_a_brute_force_jacobian(mixing, dtype, tolerance):
     model = disturb(small(mixing, dtype=dtype))
     x = tf.constant(np.random.default_rng(0).uniform(size=(2, *SHAPE)), dtype)
@@ -51,9 +61,7 @@ def test_density_of_a_certified_flow_integrates_to_one(mixing):
     assert density.std() / len(x) ** 0.5 < 0.05
 
 
-@pytest.mark.parametrize(
-    "mixing", [pytest.param(m, marks=[] if m in ("aux", "aux_factored") else pytest.mark.slow) for m in MIXINGS]
-)
+@pytest.mark.parametrize("mixing", [pytest.param(m, marks=[] if m == "aux_factored" else pytest.mark.slow) for m in MIXINGS])
 def test_fit_learns_and_still_inverts(mixing):
     keras.utils.set_random_seed(0)
     model, x = small(mixing, (8, 8, 3), hidden=16), gradients(256)
@@ -105,7 +113,7 @@ def test_a_generator_loses_nothing_to_the_start_of_act_norm():
     assert model.flow.initialized
 
 
-@pytest.mark.parametrize("bits", [1, 5, 8])
+@pytest.mark.parametrize("bits", [1, 8])
 def test_integers_and_fractions_are_the_same_images_everywhere(bits):
     model, peak = disturb(small("conv", dtype="float64", bits=bits)), 2**bits - 1
     x = np.random.default_rng(0).integers(0, peak + 1, (4, *SHAPE))
@@ -140,7 +148,7 @@ def test_pixels_lie_in_the_middle_of_the_noise():
 
 
 def test_impossible_images_have_no_density_inside_of_a_graph():
-    model = disturb(small("aux_relaxed_cayley"))
+    model = disturb(small("aux_factored"))
     x = np.full((3, *SHAPE), 0.5, "float32")
     x[1, 0, 0, 0], x[2] = 2.0, 200.0
     log_prob = tf.function(model.log_prob, autograph=False)(x)
@@ -199,7 +207,7 @@ def test_sample_weights_weigh():
     assert weighted["loss"] == pytest.approx((bits[0] + 3 * bits[3]) / 4, rel=1e-5)
 
 
-@pytest.mark.parametrize("mixing", ["aux", kernels.Spectral(0.8)])
+@pytest.mark.parametrize("mixing", [kernels.Spectral(0.8), pytest.param("aux", marks=pytest.mark.slow)])
 def test_saves_and_loads_with_the_state_of_training(mixing, tmp_path):
     model, x = small(mixing), images(8, SHAPE)
     model.fit(x, verbose=0)
@@ -231,7 +239,7 @@ def test_an_interrupted_fit_resumes(tmp_path):
 
 
 def test_samples_follow_seed_and_temperature():
-    model = disturb(small())
+    model = disturb(small("conv"))
     np.testing.assert_array_equal(model.sample(3, seed=5), model.sample(3, seed=5))
     assert np.abs(model.sample(3, seed=5) - model.sample(3, seed=6)).max() > 0
     assert np.abs(model.sample(3) - model.sample(3)).max() > 0
@@ -274,7 +282,7 @@ def test_default_is_proven_and_supports_xla():
     assert all(certificate.invertible for certificate in disturb(model, size=3.0).certificates().values())
 
 
-@pytest.mark.parametrize("mixing", ["aux_spectral", "aux_factored"])
+@pytest.mark.parametrize("mixing", ["aux_factored", pytest.param("aux_spectral", marks=pytest.mark.slow)])
 def test_xla_where_it_is_supported(mixing):
     model = small(mixing)
     model.compile(optimizer=Glow.optimizer(), jit_compile=True)
@@ -310,7 +318,7 @@ def test_wrong_shapes_are_refused():
 
 
 def test_batch_of_one_and_black_and_white_images():
-    model = disturb(small("aux"))
+    model = disturb(small("aux_factored"))
     for value in (0, 255):
         x = np.full((1, *SHAPE), value, "uint8")
         z, log_det = model.encode(x)

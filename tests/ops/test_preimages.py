@@ -12,10 +12,11 @@ def test_inside_the_bound_there_is_exactly_one(d):
     rng = np.random.default_rng(d)
     for _ in range(25):
         w = certified(d, rng.uniform(1, 1.999), rng.choice([0.0, 0.3, 3.0, 30.0]), rng) * rng.choice([-1, 1e-3, 1, 1e3])
-        for y in rng.normal(size=(4, d)):
+        ys = rng.normal(size=(4, d))
+        for y, inverse in zip(ys, ops.inverse(ys, w), strict=True):
             x = ops.preimages(y, w)
             assert x.shape == (1, d)
-            np.testing.assert_allclose(x[0], ops.inverse(y, w), atol=1e-7 * np.linalg.norm(y))
+            np.testing.assert_allclose(x[0], inverse, atol=1e-7 * np.linalg.norm(y))
 
 
 @pytest.mark.parametrize("condition", [2.01, 2.2, 3.0])
