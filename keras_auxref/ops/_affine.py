@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_auxref.ops._rows import epsilon
+from keras_auxref.ops._rows import dtype_of, epsilon, nonzero
 
 
 def affine(x: Any, shift: Any, log_scale: Any) -> Any:
@@ -23,12 +23,11 @@ def standardization(x: Any) -> tuple[Any, Any]:
 
     The statistics are over all axes but the last. A channel that is constant to rounding has no scale: its log_scale is 0.
     """
-    dtype = keras.backend.standardize_dtype(x.dtype)
+    dtype = dtype_of(x)
     # Squares of 1e±30 leave float32, and a mean of many values loses digits in it. JAX has no float64 unless asked.
     x = ops.cast(x, "float32" if keras.backend.backend() == "jax" and dtype != "float64" else "float64")
     axes = tuple(range(len(x.shape) - 1))
-    size = ops.max(ops.abs(x), axis=axes)
-    size = ops.where(size > 0, size, ops.ones_like(size))
+    size = nonzero(ops.max(ops.abs(x), axis=axes))
     x = x / size
     mean = ops.mean(x, axis=axes)
     deviation = ops.sqrt(ops.mean(ops.square(x - mean), axis=axes))

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_auxref.ops._rows import dtype_of
 from keras_auxref.typing import Tensor
 
 HALF = ("float16", "bfloat16")
@@ -22,7 +23,7 @@ def as_tensor(value: Any, name: str) -> Any:
         import tensorflow as tf
 
         tensor = tf.convert_to_tensor(tensor)  # Keras gives a variable back as it is, and custom gradients refuse variables
-    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    dtype = dtype_of(tensor)
     if not dtype.startswith(("float", "bfloat")):
         raise ValueError(
             f"`{name}` must have a floating-point dtype. Expected one of float16, bfloat16, float32, float64. Received: {dtype}"
@@ -59,7 +60,7 @@ def check_vectors_and_matrix(x: Tensor, w: Tensor, name: str) -> None:
             f"The last axis of `{name}` must match `w`. Expected shape (..., {w.shape[0]}) for a `w` of shape {tuple(w.shape)}. "
             f"Received: {tuple(x.shape)}"
         )
-    x_dtype, w_dtype = (keras.backend.standardize_dtype(t.dtype) for t in (x, w))
+    x_dtype, w_dtype = (dtype_of(t) for t in (x, w))
     if x_dtype != w_dtype:
         raise ValueError(
             f"`{name}` and `w` must share one dtype. Expected {x_dtype} for both. Received: {name} {x_dtype}, w {w_dtype}"
@@ -98,11 +99,11 @@ def is_concrete(tensor: Any) -> bool:
 
 
 def require_tensorflow(function: str) -> None:
-    """Factorisations and scalar root finding are written in TensorFlow only."""
+    """For what is made of TensorFlow's own parts: its loops and arrays, SavedModels, TensorFlow Probability."""
     if keras.backend.backend() != "tensorflow":
         raise NotImplementedError(
-            f"`{function}` needs the TensorFlow backend of Keras. Received: KERAS_BACKEND={keras.backend.backend()!r}. "
-            "`householder`, `reflect`, `jacobian` and `newton_inverse` run on every backend."
+            f"`{function}` needs TensorFlow. Expected the TensorFlow backend of Keras. "
+            f"Received: KERAS_BACKEND={keras.backend.backend()!r}"
         )
 
 
@@ -110,7 +111,7 @@ def prepare(x: Tensor, w: Tensor, name: str) -> tuple[Tensor, Tensor, str]:
     """Checked tensors, in float32 at least, and the dtype of the result."""
     x, w = as_tensor(x, name), as_tensor(w, "w")
     check_vectors_and_matrix(x, w, name)
-    dtype = keras.backend.standardize_dtype(x.dtype)
+    dtype = dtype_of(x)
     if dtype in HALF:
         x, w = keras.ops.cast(x, "float32"), keras.ops.cast(w, "float32")
     return x, w, dtype

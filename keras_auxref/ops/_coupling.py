@@ -10,6 +10,7 @@ from keras import ops
 from keras_auxref.ops._affine import affine, affine_inverse
 from keras_auxref.ops._checks import HALF
 from keras_auxref.ops._logistic_mixture import Mixture, mixture_logit, mixture_logit_inverse
+from keras_auxref.ops._rows import dtype_of
 from keras_auxref.typing import Shape, Tensor
 
 Move = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -102,7 +103,7 @@ def _bounded(raw: Tensor, bound: float) -> Tensor:
 
 
 def _wide(x: Tensor) -> Tensor:
-    return ops.cast(x, "float32") if keras.backend.standardize_dtype(x.dtype) in HALF else x
+    return ops.cast(x, "float32") if dtype_of(x) in HALF else x
 
 
 # ------------------------------------------------------------------------------------------------------------ the network

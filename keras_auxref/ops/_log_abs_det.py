@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_auxref.ops._checks import as_tensor
-from keras_auxref.ops._rows import map_rows
+from keras_auxref.ops._rows import dtype_of, map_rows
 
 
 def log_abs_det(w: Any) -> Any:
@@ -47,9 +47,11 @@ def solve_rows(w: Any, y: Any) -> Any:
 def inverse_matrix(w: Any) -> Any:
     """W⁻¹, in float64 on TensorFlow whatever the dtype; NaN for a singular W."""
     w = as_tensor(w, "w")
-    regular = ops.isfinite(log_abs_det(w))
-    w = ops.cast(w, _wide(w))
-    # `inv` raises on a singular matrix, also in the branch that is not taken.
+    return _inverse_where(ops.isfinite(log_abs_det(w)), ops.cast(w, _wide(w)))
+
+
+def _inverse_where(regular: Any, w: Any) -> Any:
+    """W⁻¹, and NaN where W is not regular. `inv` raises on a singular matrix, also in the branch that is not taken."""
     return ops.where(regular, ops.inv(ops.where(regular, w, ops.eye(w.shape[0], dtype=w.dtype))), float("nan"))
 
 
@@ -62,7 +64,7 @@ def multiply_rows(matrix: Any, y: Any) -> Any:
 def _wide(w: Any) -> str:
     if keras.backend.backend() == "tensorflow":
         return "float64"
-    dtype = keras.backend.standardize_dtype(w.dtype)
+    dtype = dtype_of(w)
     return dtype if dtype == "float64" else "float32"
 
 
@@ -80,9 +82,7 @@ def _closed_form(w: Any) -> Any:
         regular = tf.reduce_all(diagonal > 0)
 
         def gradient(g: tf.Tensor) -> tf.Tensor:
-            # `inv` raises on a singular matrix, also in the branch that is not taken.
-            inverse = tf.linalg.inv(tf.where(regular, w, tf.eye(d, dtype=w.dtype)))
-            return g * tf.where(regular, tf.transpose(inverse), tf.constant(float("nan"), w.dtype))
+            return g * tf.transpose(_inverse_where(regular, w))
 
         return tf.reduce_sum(tf.math.log(diagonal)), gradient
 

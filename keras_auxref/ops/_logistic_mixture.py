@@ -8,11 +8,10 @@
 import math
 from typing import NamedTuple
 
-import keras
 import numpy as np
 from keras import ops
 
-from keras_auxref.ops._rows import epsilon
+from keras_auxref.ops._rows import dtype_of, epsilon
 from keras_auxref.typing import Tensor
 
 STEPS = {"float32": 80, "float64": 160}
@@ -103,7 +102,7 @@ def mixture_logit_inverse(t: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
     value = evaluate(x, mixture)
     accepted = ops.abs(value.logit - t) <= ACCEPT * _rounding(x, t, value)
     x = ops.where(accepted, x, float("nan"))
-    steepest = 0.9 * math.log(np.finfo(keras.backend.standardize_dtype(t.dtype)).max)
+    steepest = 0.9 * math.log(np.finfo(dtype_of(t)).max)
     for _ in range(2):
         stretch = ops.where(value.log_slope < -steepest, steepest, -value.log_slope)
         step = (value.logit - t) * ops.exp(stretch)
@@ -114,7 +113,7 @@ def mixture_logit_inverse(t: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
 
 def _rounding(x: Tensor, t: Tensor, value: Value) -> Tensor:
     """How far g(x) may be from t by rounding alone: that of g, of t, and of x, which g stretches by its slope."""
-    unit = epsilon(keras.backend.standardize_dtype(x.dtype))
+    unit = epsilon(dtype_of(x))
     return unit * (value.size + ops.abs(t) + ops.exp(value.log_slope) * ops.abs(x))
 
 
@@ -143,5 +142,5 @@ def _search(t: Tensor, mixture: Mixture) -> Tensor:
         return ops.where(done, x, new), low, high, last, done
 
     state = (x, low, high, high - low, t != t)
-    steps = STEPS[keras.backend.standardize_dtype(t.dtype)]
+    steps = STEPS[dtype_of(t)]
     return ops.while_loop(unfinished, step, state, maximum_iterations=steps)[0]

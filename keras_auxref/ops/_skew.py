@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import keras
 import numpy as np
 from keras import ops
 
 from keras_auxref.ops._checks import HALF, as_tensor, check_orthogonal
+from keras_auxref.ops._rows import dtype_of, nonzero
 
 
 def square_matrix(a: Any) -> tuple[Any, str]:
@@ -14,7 +14,7 @@ def square_matrix(a: Any) -> tuple[Any, str]:
     a = as_tensor(a, "a")
     if len(a.shape) != 2 or a.shape[0] != a.shape[1]:
         raise ValueError(f"`a` must be a square matrix. Expected shape (d, d). Received: {tuple(a.shape)}")
-    dtype = keras.backend.standardize_dtype(a.dtype)
+    dtype = dtype_of(a)
     return (ops.cast(a, "float32") if dtype in HALF else a), dtype
 
 
@@ -26,8 +26,7 @@ def skew_part(a: Any) -> Any:
 
 def one_norm(k: Any) -> Any:
     """‖K‖₁ ≥ ‖K‖₂ as a constant, and 1 for K = 0."""
-    norm = ops.max(ops.sum(ops.abs(ops.stop_gradient(k)), axis=0))
-    return ops.where(norm == 0, ops.ones_like(norm), norm)
+    return nonzero(ops.max(ops.sum(ops.abs(ops.stop_gradient(k)), axis=0)))
 
 
 def polish(u: Any, needed: Any = None, steps: int = 1) -> Any:

@@ -14,7 +14,7 @@ from keras import ops
 
 from keras_auxref.ops import backend
 from keras_auxref.ops._checks import is_symbolic
-from keras_auxref.ops._rows import epsilon
+from keras_auxref.ops._rows import dtype_of, epsilon
 from keras_auxref.typing import Tensor
 
 LARGEST_CONDITION = 1.99999
@@ -82,7 +82,7 @@ def newton_steps(condition: float, dtype: str) -> int:
 
 def gather(b: Tensor, eigenvalues: Tensor, condition: float = LARGEST_CONDITION) -> Tensor:
     """g⁻¹(b) on the last axis of b."""
-    steps = newton_steps(condition, keras.backend.standardize_dtype(b.dtype))
+    steps = newton_steps(condition, dtype_of(b))
     if keras.backend.backend() != "tensorflow" or is_symbolic(b, eigenvalues):
         return _gather(b, eigenvalues, condition=condition, steps=steps, differentiable=True)
 
@@ -133,7 +133,7 @@ def _gather(b: Tensor, eigenvalues: Tensor, *, condition: float, steps: int, dif
         c = ops.stop_gradient(c)
         for _ in range(2):
             c = newton(c, lam, squares, total)
-    allowed = condition * (1 + 16 * epsilon(keras.backend.standardize_dtype(b.dtype)))
+    allowed = condition * (1 + 16 * epsilon(dtype_of(b)))
     known = ops.logical_and(low > 0, high <= allowed * low)
     return b / (c * lam + sign) * ops.where(known, ops.ones_like(low), float("nan"))
 
@@ -144,7 +144,7 @@ def _normalised(a: Tensor) -> tuple[Tensor, Tensor]:
     # With an initial value an empty batch is legal, and no assertion enters the graph.
     high, low = ops.max(fixed, axis=-1, keepdims=True, initial=0), -ops.min(fixed, axis=-1, keepdims=True, initial=0)
     size = ops.where(high > low, high, low)
-    zero = ops.cast(size < np.finfo(keras.backend.standardize_dtype(a.dtype)).tiny, a.dtype)
+    zero = ops.cast(size < np.finfo(dtype_of(a)).tiny, a.dtype)
     return a * ((1 - zero) / (size + zero)), zero
 
 

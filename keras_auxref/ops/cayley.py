@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import keras
 import numpy as np
 from keras import ops
 
-from keras_auxref.ops._rows import epsilon
+from keras_auxref.ops._rows import dtype_of, epsilon
 from keras_auxref.ops._skew import as_orthogonal, determinant, one_norm, polish, skew_part, square_matrix
 
 
@@ -34,7 +33,7 @@ def cayley(a: Any) -> Any:
     a, dtype = square_matrix(a)
     k = skew_part(a)
     size = one_norm(k)
-    k = k * ops.minimum(1, 1 / (8 * epsilon(keras.backend.standardize_dtype(k.dtype)) * size))
+    k = k * ops.minimum(1, 1 / (8 * epsilon(dtype_of(k)) * size))
     identity = ops.eye(a.shape[0], dtype=k.dtype)
     # `inv` may raise on NaN in the middle of training: give it the identity, and bring the NaN back afterwards.
     finite = ops.isfinite(size)

@@ -6,10 +6,10 @@ depends on data, so that it runs, differentiates and compiles on every Keras bac
 
 from typing import NamedTuple
 
-import keras
 from keras import ops
 
 from keras_auxref.ops._checks import HALF, as_tensor, check_finite, check_vector
+from keras_auxref.ops._rows import dtype_of
 from keras_auxref.ops._spread import LARGEST_CONDITION, gather, on_rows, spread, spread_and_log_det
 from keras_auxref.typing import Tensor
 
@@ -119,7 +119,7 @@ def _prepare(x: Tensor, u: Tensor, v: Tensor, eigenvalues: Tensor, name: str = "
     """Checked tensors, in float32 at least but for x itself; None stays None."""
     x, eigenvalues = as_tensor(x, name), as_tensor(eigenvalues, "eigenvalues")
     matrices = {key: as_tensor(matrix, key) for key, matrix in (("u", u), ("v", v)) if matrix is not None}
-    wide = _check(x, matrices, eigenvalues, name, keras.backend.standardize_dtype(x.dtype))
+    wide = _check(x, matrices, eigenvalues, name, dtype_of(x))
     u, v = (ops.cast(matrices[key], wide) if key in matrices else None for key in ("u", "v"))
     return _Prepared(x, wide, u, v, ops.cast(eigenvalues, wide))
 
@@ -149,7 +149,7 @@ def _check(x: Tensor, matrices: dict[str, Tensor], eigenvalues: Tensor, name: st
             raise ValueError(
                 f"`{key}` must be a square matrix that fits `{name}`. Expected shape {(d, d)}. Received: {tuple(matrix.shape)}"
             )
-        found = keras.backend.standardize_dtype(matrix.dtype)
+        found = dtype_of(matrix)
         if found not in (dtype, wide):
             raise ValueError(f"`{key}` must have the dtype of `{name}`. Expected {dtype}. Received: {found}")
         check_finite(matrix, key)

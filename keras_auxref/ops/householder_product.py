@@ -10,7 +10,7 @@ from keras import ops
 
 from keras_auxref.ops import backend
 from keras_auxref.ops._checks import HALF, as_tensor, check_orthogonal, check_vector, is_symbolic
-from keras_auxref.ops._rows import largest, map_rows
+from keras_auxref.ops._rows import dtype_of, largest, map_rows
 from keras_auxref.typing import Tensor
 
 BLOCK = 128
@@ -72,7 +72,7 @@ def householder_product(v: Tensor, x: Tensor) -> Tensor:
             f"The last axis of `x` must match the columns of `v`. Expected shape (..., {v.shape[0]}) for a `v` of shape "
             f"{tuple(v.shape)}. Received: {tuple(x.shape)}"
         )
-    dtype, v_dtype = (keras.backend.standardize_dtype(t.dtype) for t in (x, v))
+    dtype, v_dtype = (dtype_of(t) for t in (x, v))
     if dtype != v_dtype and dtype not in HALF:
         raise ValueError(f"`v` and `x` must share one dtype. Expected {dtype} for both. Received: v {v_dtype}, x {dtype}")
     if v_dtype in HALF:
@@ -88,7 +88,7 @@ def householder_matrix(v: Tensor) -> Tensor:
     """The orthogonal matrix U = H(v₁)…H(v_k) of shape (d, d), for v of shape (d, k). See `householder_product`."""
     v = as_tensor(v, "v")
     check_columns(v)
-    dtype = keras.backend.standardize_dtype(v.dtype)
+    dtype = dtype_of(v)
     wide = ops.cast(v, "float32") if dtype in HALF else v
     # Uᵀ = H(v_k)…H(v₁), and the product gives the transpose of its matrix: one reversal, no transpose.
     return ops.cast(_transposed_matrix(ops.flip(wide, axis=1)), dtype)
@@ -118,7 +118,7 @@ def _apply(v: Tensor, x: Tensor) -> Tensor:
 def _scale(v: Tensor) -> tuple[Any, Any]:
     """1/max|v| per column, a constant to the gradient since H ignores the length of v, and which columns are zero."""
     magnitude = largest(ops.stop_gradient(v), axis=0)
-    dead = magnitude < np.finfo(keras.backend.standardize_dtype(v.dtype)).tiny
+    dead = magnitude < np.finfo(dtype_of(v)).tiny
     one = ops.ones_like(magnitude)
     return ops.where(dead, 0 * one, 1 / ops.where(dead, one, magnitude)), dead
 

@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_auxref.ops import backend
 from keras_auxref.ops._checks import is_symbolic
+from keras_auxref.ops._rows import dtype_of
 from keras_auxref.ops._skew import as_orthogonal, determinant, one_norm, polish, skew_part, square_matrix
 from keras_auxref.typing import Tensor
 
@@ -122,7 +123,7 @@ def _combine(coefficients: Any, matrices: list[Any]) -> list[Any]:
 def _exp_static(a: Any) -> Any:
     """exp(K) with a fixed number of squarings: every backend differentiates and compiles it."""
     k = skew_part(a)
-    dtype = keras.backend.standardize_dtype(k.dtype)
+    dtype = dtype_of(k)
     squarings = _STATIC_SQUARINGS[dtype]
     size = one_norm(k)
     powers = _powers(k / size)
@@ -144,7 +145,7 @@ def _exp_forward(a: Tensor, _: Any) -> tuple[Tensor, _Squared]:
     """exp(K) with as many squarings as K needs, for TensorFlow, with or without XLA."""
     import tensorflow as tf
 
-    dtype = keras.backend.standardize_dtype(a.dtype)
+    dtype = dtype_of(a)
     radius, most = _RADIUS[dtype], _MOST_SQUARINGS[dtype]
     k = skew_part(a)
     size = one_norm(k)
@@ -164,7 +165,7 @@ def _exp_vjp(g: Tensor, saved: _Squared, a: Tensor, _: Any) -> tuple[Tensor]:
     import tensorflow as tf
 
     p, squarings, size = saved
-    most = _MOST_SQUARINGS[keras.backend.standardize_dtype(a.dtype)]
+    most = _MOST_SQUARINGS[dtype_of(a)]
     # Squared once more: a SavedModel cannot hold a function whose gradient needs an array from a loop of the function.
     roots = tf.TensorArray(a.dtype, size=most, element_shape=a.shape, clear_after_read=False)
     _, _, roots = tf.while_loop(
