@@ -15,6 +15,7 @@ from keras_auxref.kernels.certificate import not_proven
 from keras_auxref.layers._checks import as_input, last_axis, require_built, require_floating
 from keras_auxref.layers._frozen import Freezable
 from keras_auxref.layers.orthogonal_dense import OrthogonalDense
+from keras_auxref.ops import backend
 from keras_auxref.ops._skew import determinant
 from keras_auxref.ops._spread import coefficient, gather, on_rows, spread, spread_and_log_det
 from keras_auxref.ops.matrix_exp import matrix_exp, matrix_exp_inverse
@@ -192,7 +193,7 @@ class FactoredReflection(Freezable, Invertible, keras.layers.Layer):
     def _compute_eigenvalues(self) -> Tensor:
         reach = 0.5 * (1 - self.margin) * math.log(2)
         rho = keras.ops.convert_to_tensor(self.exponents)
-        scales = keras.ops.exp(reach * keras.ops.tanh(rho))
+        scales = keras.ops.exp(reach * backend.tanh(rho))
         return keras.ops.where(keras.ops.isfinite(rho), scales, float("nan"))  # an infinite weight is an accident of training
 
     @property

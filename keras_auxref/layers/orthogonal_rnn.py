@@ -10,7 +10,7 @@ from keras_auxref.layers._frozen import given
 from keras_auxref.layers.modrelu import ModReLU
 from keras_auxref.layers.orthogonal_rnn_cell import OrthogonalRNNCell
 from keras_auxref.ops.activations import ACTIVATIONS
-from keras_auxref.ops.recurrence import recurrence
+from keras_auxref.ops.recurrence import is_fused, recurrence
 from keras_auxref.typing import Shape, Tensor
 
 
@@ -157,7 +157,7 @@ class OrthogonalRNN(keras.layers.RNN):
         """The name by which `recurrence` knows the activation, or None where the general loop is needed."""
         cell = self.cell
         if (
-            keras.backend.backend() != "tensorflow"
+            not is_fused()
             or mask is not None
             or self.unroll
             or (training and cell.recurrent_dropout)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from keras_auxref.ops import backend
 from keras_auxref.ops._affine import affine, affine_inverse
 from keras_auxref.ops._checks import HALF
 from keras_auxref.ops._logistic_mixture import Mixture, mixture_logit, mixture_logit_inverse
@@ -99,7 +100,7 @@ def _mixture(parameters: Tensor, size: int, components: int, bound: float, scale
 
 
 def _bounded(raw: Tensor, bound: float) -> Tensor:
-    return bound * ops.tanh(raw / bound)
+    return bound * backend.tanh(raw / bound)
 
 
 def _wide(x: Tensor) -> Tensor:

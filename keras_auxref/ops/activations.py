@@ -5,6 +5,7 @@ from typing import Any
 
 from keras import ops
 
+from keras_auxref.ops import backend
 from keras_auxref.typing import Tensor
 
 ACTIVATIONS = ("linear", "modrelu", "relu", "sigmoid", "tanh")
@@ -38,5 +39,5 @@ def activation(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         "modrelu": (modrelu, deactivate_modrelu),
         "relu": (lambda z, _: ops.relu(z), lambda g, h: (g * ops.sign(h), None)),
         "sigmoid": (lambda z, _: ops.sigmoid(z), lambda g, h: (g * h * (1 - h), None)),
-        "tanh": (lambda z, _: ops.tanh(z), lambda g, h: (g * (1 - ops.square(h)), None)),
+        "tanh": (lambda z, _: backend.tanh(z), lambda g, h: (g * (1 - ops.square(h)), None)),
     }[name]

@@ -1,29 +1,17 @@
-"""A whole recurrence h_t = φ(T(h_{t−1}) + V x_t + b) as one function with its gradient in closed form, for TensorFlow."""
+"""A whole recurrence h_t = φ(T(h_{t−1}) + V x_t + b) as one function with its gradient in closed form: TensorFlow, JAX."""
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
 from keras_auxref.ops import backend
-from keras_auxref.ops._checks import HALF, as_tensor, check_vectors_and_matrix, require_tensorflow
-from keras_auxref.ops.activations import ACTIVATIONS, activation
-from keras_auxref.ops.reflect import Reflection, null_bound, reflection, reflection_vjp
+from keras_auxref.ops._checks import HALF, as_tensor, check_vectors_and_matrix
+from keras_auxref.ops._scan import Scan
+from keras_auxref.ops._transitions import TRANSITIONS, parts
+from keras_auxref.ops.activations import ACTIVATIONS
 from keras_auxref.typing import Tensor
-
-TRANSITIONS = ("aux", "linear")
-
-
-class Transition(NamedTuple):
-    """T with its vector-Jacobian product. `forward(h)` gives T(h) and what to save; `backward(g, h, *saved)` gives the cotangent
-    of h and the gu whose Σ gu hᵀ is the gradient of the kernel.
-    """
-
-    forward: Callable[..., Any]
-    backward: Callable[..., Any]
-    saved_sizes: tuple[int, ...]
 
 
 def recurrence(
@@ -48,7 +36,7 @@ def recurrence(
     V x_t + b is one matrix product for all t. Then comes one loop forward, which keeps the states and for `aux` the directions of
     the reflections, and one backward, which carries the cotangent of the state and the sums for the weights. Automatic
     differentiation of the same loop would store the result of every operation of every step; what is stored is most of what a
-    step of this size costs. Second derivatives are exact: they come from automatic differentiation. TensorFlow only.
+    step of this size costs. Second derivatives are exact: they come from automatic differentiation. TensorFlow and JAX.
 
     Args:
         x: Tensor of shape `(time, batch, d)`, in float32 or float64.
@@ -66,16 +54,25 @@ def recurrence(
     Returns:
         A tensor of shape `(batch, n)`, or `(time, batch, n)` with `return_sequences`.
     """
-    require_tensorflow("recurrence")
+    if not is_fused():
+        raise NotImplementedError(
+            f"`recurrence` needs Keras' backend TensorFlow or JAX. Received: KERAS_BACKEND={keras.backend.backend()!r}"
+        )
     x, state, kernel, v = (as_tensor(t, n) for t, n in ((x, "x"), (state, "state"), (kernel, "kernel"), (input_kernel, "V")))
     _check(x, state, kernel, v, activation_bias, transition, activation)
-    # Both know the size of the batch or neither: a loop may not lose it on the way.
-    x.set_shape((None, state.shape[0], None))
-    state.set_shape((x.shape[1], None))
     zeros = ops.zeros(kernel.shape[:1], dtype=kernel.dtype)
     biases = (zeros if b is None else as_tensor(b, "bias") for b in (input_bias, activation_bias))
-    loop, arguments = _Loop(transition, activation, return_sequences), (x, state, kernel, v, *biases)
+    loop = (Scan if keras.backend.backend() == "jax" else _Loop)(transition, activation, return_sequences)
+    if isinstance(loop, _Loop):  # both know the size of the batch or neither: a loop may not lose it on the way
+        x.set_shape((None, state.shape[0], None))
+        state.set_shape((x.shape[1], None))
+    arguments = (x, state, kernel, v, *biases)
     return backend.closed_form(loop.forward, loop.backward, loop.reference, arguments) if closed_form else loop.plain(*arguments)
+
+
+def is_fused() -> bool:
+    """Whether this backend has the loops of `recurrence`."""
+    return keras.backend.backend() in ("tensorflow", "jax")
 
 
 def _check(x: Any, state: Any, kernel: Any, v: Any, activation_bias: Any, transition: str, activation: str) -> None:
@@ -107,15 +104,12 @@ class _Loop(NamedTuple):
     activation: str
     return_sequences: bool
 
-    def start(self, kernel: Tensor) -> tuple[Transition, Callable[..., Any], Callable[..., Any]]:
-        return ({"aux": _aux, "linear": _linear}[self.transition](kernel), *activation(self.activation))
-
     def plain(self, x: Tensor, state: Tensor, kernel: Tensor, v: Tensor, b: Tensor, bias: Tensor, unroll: bool = False) -> Tensor:
         """The recurrence in operations that differentiate themselves, which keeps no more than is asked for."""
         import tensorflow as tf
 
         steps, projected = _project(x, state, v, b)
-        step, activate, _ = self.start(kernel)
+        step, activate, _ = parts(self.transition, self.activation, kernel)
 
         def body(t: Any, h: tf.Tensor, states: list[tf.TensorArray]) -> Any:
             h = activate(step.forward(h)[0] + projected[t], bias)
@@ -135,7 +129,7 @@ class _Loop(NamedTuple):
         import tensorflow as tf
 
         steps, projected = _project(x, state, v, b)
-        step, activate, *_ = self.start(kernel)
+        step, activate, *_ = parts(self.transition, self.activation, kernel)
         # At this size an addition that broadcasts takes as long as three that do not.
         full_bias = tf.broadcast_to(bias, tf.shape(state))
 
@@ -157,7 +151,7 @@ class _Loop(NamedTuple):
         import tensorflow as tf
 
         steps, last, states, saved = kept
-        step, _, deactivate = self.start(kernel)
+        step, _, deactivate = parts(self.transition, self.activation, kernel)
 
         def body(t: tf.Tensor, h: tf.Tensor, gh: tf.Tensor, sums: tuple[tf.Tensor, ...], gx: tf.TensorArray) -> tuple[Any, ...]:
             previous = states.read(t)
@@ -193,22 +187,3 @@ def _array(state: Tensor, size: Any, last: int) -> Any:
     import tensorflow as tf
 
     return tf.TensorArray(state.dtype, size, element_shape=(state.shape[0], last), clear_after_read=False)
-
-
-def _linear(kernel: Tensor) -> Transition:
-    transposed = ops.transpose(kernel)
-    return Transition(lambda h: (ops.matmul(h, transposed), ()), lambda g, h: (ops.matmul(g, kernel), g), ())
-
-
-def _aux(kernel: Tensor) -> Transition:
-    """f(h) = H(Wh) h, with what depends on W alone computed once. What is saved is what `reflection_vjp` needs, but for h."""
-    bound = null_bound(kernel)
-
-    def forward(h: Tensor) -> Any:
-        result = reflection(h, kernel, bound)
-        return result.y, (result.direction, result.size, result.scale, result.factor, result.relative)
-
-    def backward(g: Tensor, h: Tensor, direction: Tensor, size: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
-        return reflection_vjp(g, Reflection(None, size, h / size, direction, *rest), kernel)
-
-    return Transition(forward, backward, (kernel.shape[0], 1, 1, 1, 1))

@@ -1,6 +1,11 @@
 """The fused recurrence against the same recurrence written step by step."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -269,3 +274,18 @@ def test_errors(change: dict[str, Any], message: str) -> None:
 def test_half_precision_is_refused() -> None:
     with pytest.raises(ValueError, match=r"float32 or float64. Received: x float16"):
         recurrence(*case("modrelu", dtype="float16"))
+
+
+@pytest.mark.slow
+def test_on_jax() -> None:
+    """`jax.lax.scan` with the closed form, in a process of its own: values, gradients, second derivatives, the layer."""
+    pytest.importorskip("jax")
+    script = Path(__file__).with_name("recurrence_on_jax.py")
+    environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu"}
+    environment["PYTHONPATH"] = str(script.parents[2])
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["backend"] == "jax"
+    assert len(found["errors"]) == 25
+    assert max(found["errors"].values()) < 1e-11, found["errors"]

@@ -17,6 +17,11 @@ def inside_xla() -> bool:
     return False
 
 
+def tanh(x: Any) -> Any:
+    """tanh in the dtype of x: Keras' own passes float64 through float32 on JAX."""
+    return jnp.tanh(x)
+
+
 def vjp(function: Callable[..., Any]) -> Callable[..., Any]:
     """(cotangents, *arguments) → gradients: the vector-Jacobian product of a function, by automatic differentiation."""
     return lambda cotangents, *arguments: jax.vjp(function, *arguments)[1](cotangents)

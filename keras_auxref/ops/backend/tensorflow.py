@@ -31,6 +31,11 @@ def inside_xla() -> bool:
     return bool(GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
 
 
+def tanh(x: Any) -> Any:
+    """tanh in the dtype of x: Keras' own passes float64 through float32 on JAX."""
+    return tf.tanh(x)
+
+
 def vjp(function: Callable[..., Any]) -> Callable[..., Any]:
     """(cotangents, *arguments) → gradients: the vector-Jacobian product of a function, by automatic differentiation."""
 
