@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,18 @@ class Checkpoint(keras.callbacks.Callback):
         self.written = time.perf_counter()
 
 
-def restore(model: keras.Model, folder: Path) -> int:
+def restore(model: keras.Model, folder: Path, agreed: Callable[[int], int] = lambda epoch: epoch) -> int:
     """Give a model with a built optimizer the newest checkpoint that can be read; returns the epochs that it has seen.
 
-    Without one the model stays as it is, and 0 is returned.
+    Without one the model stays as it is, and 0 is returned. Of several processes each has checkpoints of its own, and one may
+    have been lost before it wrote the last: `agreed` says from the newest epoch here what to begin with (`distribution.agreed`).
     """
+    latest = agreed(max((epoch for epoch, _ in _found(folder)), default=0))
     variables = [*model.variables, *model.optimizer.variables]
     before = [keras.ops.convert_to_numpy(variable) for variable in variables]
     for epoch, file in _found(folder):
+        if epoch > latest:
+            continue
         try:
             model.load_weights(file)
             return epoch

@@ -9,14 +9,15 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from keras_auxref import Glow
+from keras_auxref import Glow, export_saved_model
 from tests.flows.on_a_backend import answers
 from tests.flows.support import disturb, images
 
 SCRIPT, ROOT = Path(__file__).parent / "on_a_backend.py", Path(__file__).parents[2]
 SHAPE = (4, 4, 3)
-MIXINGS = [("jax", parts) for parts in ("aux_factored", "conv", "householder", "fixed")]
+MIXINGS = [("jax", parts) for parts in ("aux_factored", "aux", "aux_spectral", "aux_relaxed_cayley", "conv", "householder", "qr", "fixed")]
 MIXINGS += [("torch", "aux_factored"), ("torch", "conv")]
 MIXINGS += [("jax", "permutation logistic_mixture variational"), ("jax", "conv additive uniform")]
 
@@ -43,6 +44,13 @@ def test_a_flow_answers_and_trains_on_another_backend_and_comes_back(backend, pa
     assert trained.initialized
     assert int(trained.optimizer.iterations) == 4
     _same(answers(trained, x, z), np.load(tmp_path / "trained.npz"))
+    if (backend, parts) == ("jax", "aux_factored"):  # trained on JAX, served by TensorFlow
+        export_saved_model(trained, tmp_path / "served")
+        served = tf.saved_model.load(str(tmp_path / "served" / "1")).signatures
+        found = {"log_prob": served["log_prob"](images=tf.constant(x / 255, tf.float32))["log_prob"]}
+        found["decoded"] = served["decode"](z=tf.constant(z))["images"]
+        theirs = np.load(tmp_path / "trained.npz")
+        _same({key: value.numpy() for key, value in found.items()}, {key: theirs[key] for key in found})
 
 
 def _same(ours, theirs):

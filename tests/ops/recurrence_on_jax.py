@@ -1,12 +1,13 @@
 """`recurrence` on JAX in float64, against loops in plain `jax.numpy` and their automatic derivatives. Prints name → error.
 
-    KERAS_BACKEND=jax JAX_ENABLE_X64=1 python recurrence_on_jax.py
+KERAS_BACKEND=jax JAX_ENABLE_X64=1 python recurrence_on_jax.py
 """
 
 import json
 import sys
 
-sys.modules["tensorflow"] = None  # type: ignore[assignment]
+if True:  # before the imports
+    sys.modules["tensorflow"] = None  # type: ignore[assignment]
 
 import jax
 import jax.numpy as jnp
@@ -83,7 +84,7 @@ for transition in ("aux", "linear"):  # second derivatives
 
     def second(run, arguments=arguments, weights=weights):
         def first(*arguments):
-            grads = jax.grad(lambda *a: jnp.sum(jnp.cos(run(*a))), tuple(range(5)))(*arguments)
+            grads = jax.grad(lambda *each: jnp.sum(jnp.cos(run(*each))), tuple(range(5)))(*arguments)
             return sum(jnp.sum(w * g) for w, g in zip(weights, grads, strict=True))
 
         return jax.jit(jax.grad(first, tuple(range(5))))(*arguments)
