@@ -17,7 +17,10 @@ from tests.flows.support import disturb, images
 
 SCRIPT, ROOT = Path(__file__).parent / "on_a_backend.py", Path(__file__).parents[2]
 SHAPE = (4, 4, 3)
-MIXINGS = [("jax", parts) for parts in ("aux_factored", "aux", "aux_spectral", "aux_relaxed_cayley", "conv", "householder", "qr", "fixed")]
+MIXINGS = [
+    ("jax", parts)
+    for parts in ("aux_factored", "aux", "aux_spectral", "aux_relaxed_cayley", "conv", "householder", "qr", "fixed")
+]
 MIXINGS += [("torch", "aux_factored"), ("torch", "conv")]
 MIXINGS += [("jax", "permutation logistic_mixture variational"), ("jax", "conv additive uniform")]
 
