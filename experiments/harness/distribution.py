@@ -74,13 +74,13 @@ def folder(output: Path) -> Path:
     return output / f"process-{identity}" if identity else output
 
 
-def agreed(value: int) -> int:
-    """The smallest of the values of all processes: a question that all of them ask together."""
+def gather(values: list[int]) -> list[list[int]]:
+    """The values of every process, a list of one length for each: a question that all of them ask together."""
     if processes()[1] == 1:
-        return value
+        return [values]
     from jax.experimental import multihost_utils
 
-    return int(np.min(multihost_utils.process_allgather(np.asarray(value))))
+    return np.asarray(multihost_utils.process_allgather(np.asarray(values))).tolist()
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import keras
 from keras_auxref._keras import PACKAGE
 from keras_auxref.layers.factored_reflection import checked_margin
 from keras_auxref.layers.householder_flow import HouseholderFlow
+from keras_auxref.ops import backend
 from keras_auxref.ops.factored_flow import factored_flow_and_log_det, factored_flow_inverse
 from keras_auxref.typing import Shape, Tensor
 
@@ -59,7 +60,7 @@ class FactoredFlow(HouseholderFlow):
         if keras.backend.standardize_dtype(rho.dtype) != "float64":
             rho = keras.ops.cast(rho, "float32")  # what is proven holds in float32 at least
         reach = 0.5 * (1 - self.margin) * math.log(2)
-        return {**super().parameters(context), "eigenvalues": keras.ops.exp(reach * keras.ops.tanh(rho))}
+        return {**super().parameters(context), "eigenvalues": keras.ops.exp(reach * backend.tanh(rho))}
 
     def transform(self, z: Tensor, parameters: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         return factored_flow_and_log_det(z, **parameters)

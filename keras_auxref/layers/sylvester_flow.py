@@ -7,6 +7,7 @@ import numpy as np
 
 from keras_auxref._keras import PACKAGE
 from keras_auxref.layers._amortised import AmortisedFlow, whole
+from keras_auxref.ops import backend
 from keras_auxref.ops.householder_flow import householder_flow
 from keras_auxref.ops.sylvester import orthonormal_columns, sylvester_and_log_det, sylvester_inverse
 from keras_auxref.typing import Shape, Tensor
@@ -136,7 +137,7 @@ def _triangles(entries: Tensor) -> tuple[Tensor, Tensor]:
     above, identity = (keras.ops.convert_to_tensor(a, dtype=entries.dtype) for a in (np.triu(np.ones((m, m)), 1), np.eye(m)))
     first = keras.ops.diagonal(square, axis1=-2, axis2=-1)
     r, r_tilde = (
-        above * upper + identity * (LARGEST_DIAGONAL * keras.ops.tanh(diagonal))[..., None]
+        above * upper + identity * (LARGEST_DIAGONAL * backend.tanh(diagonal))[..., None]
         for upper, diagonal in ((square, first), (keras.ops.swapaxes(square, -1, -2), last))
     )
     return r, r_tilde

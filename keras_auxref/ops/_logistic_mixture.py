@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from keras import ops
 
+from keras_auxref.ops import backend
 from keras_auxref.ops._rows import dtype_of, epsilon
 from keras_auxref.typing import Tensor
 
@@ -69,7 +70,7 @@ def evaluate(x: Tensor, mixture: Mixture) -> Value:
     rest = ops.where(right[..., None], log_up, log_down)
     log_slope = ops.logsumexp(ops.log_softmax(tail, axis=-1) + rest - log_scales, axis=-1)
     log_slope = log_slope - ops.where(right, log_below, log_above)
-    parts = ops.exp(log_weights) * ops.tanh(z / 2)
+    parts = ops.exp(log_weights) * backend.tanh(z / 2)
     middle = ops.sum(parts, axis=-1)
     central = ops.abs(middle) < 0.5
     middle = ops.where(central, middle, ops.zeros_like(middle))  # whose logarithms have a gradient

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from keras import ops
 
+from keras_auxref.ops import backend
 from keras_auxref.ops._amortised import prepare
 from keras_auxref.ops._checks import HALF, as_tensor
 from keras_auxref.ops._rows import dtype_of, epsilon
@@ -62,7 +63,7 @@ def sylvester_and_log_det(z: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor, q: T
         Two tensors of the dtype of `z`, of shapes `(..., d)` and `(...,)`.
     """
     z, p, dtype = _prepare(z, r, r_tilde, b, q)
-    h = ops.tanh(_times(p.r_tilde, _coordinates(p.q, z)) + p.b)
+    h = backend.tanh(_times(p.r_tilde, _coordinates(p.q, z)) + p.b)
     log_det = ops.sum(ops.log1p((1 - ops.square(h)) * _products(p)), axis=-1)
     return ops.cast(_moved(p.q, z, _times(p.r, h)), dtype), ops.cast(log_det, dtype)
 
@@ -100,7 +101,7 @@ def sylvester_inverse(z: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor, q: Tenso
         known = target[..., i]
         for offset, h in enumerate(reversed(solved)):
             known = known - triangle[..., i, i + 1 + offset] * h
-        solved.append(ops.tanh(_root(triangle[..., i, i], known)))
+        solved.append(backend.tanh(_root(triangle[..., i, i], known)))
     h = ops.stack(solved[::-1], axis=-1) if solved else target
     return ops.cast(_moved(p.q, z, -_times(p.r, h)), dtype)
 
@@ -194,7 +195,7 @@ def _root(s: Tensor, k: Tensor) -> Tensor:
     """u with u + s tanh(u) = k, for s > −1."""
 
     def newton(u: Tensor, s: Tensor, k: Tensor) -> Tensor:
-        h = ops.tanh(u)
+        h = backend.tanh(u)
         return u - (u + s * h - k) / (1 + s * (1 - ops.square(h)))
 
     sign = ops.where(k < 0, -ops.ones_like(k), ops.ones_like(k))

@@ -48,11 +48,11 @@ def main(output: Path, epochs: int, dies: int | None) -> None:
     with distribution.noticing_losses():
         for name, model, data in models(keras):
             model.optimizer.build(model.trainable_variables)
-            first = checkpoints.restore(model, here / name, agreed=distribution.agreed)
+            first = checkpoints.restore(model, here / name, distribution.gather)
             print(name, "from epoch", first, flush=True)
             feed = distribution.batches(data, 8, seed=1)
             feed.epoch = first
-            callbacks = [Die(), checkpoints.Checkpoint(here / name), distribution.watchdog(STALLED)]
+            callbacks = [Die(), checkpoints.Checkpoint(here / name, distribution.gather), distribution.watchdog(STALLED)]
             model.fit(feed, epochs=epochs, initial_epoch=first, verbose=0, callbacks=callbacks)
             np.savez(here / f"{name}.npz", *(keras.ops.convert_to_numpy(v) for v in model.trainable_variables))
     print("done", flush=True)

@@ -102,3 +102,35 @@ def test_one_that_is_killed_while_it_writes_leaves_those_before(trained, monkeyp
 def test_quick_epochs_share_a_checkpoint(tmp_path):
     network().fit(X, Y, epochs=3, verbose=0, callbacks=[Checkpoint(tmp_path / "c")])
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(("other", "expected"), [([3, 2, 0], 3), ([2, 1, 0], 2), ([4, 1, 0], 0), ([0, 0, 0], 0)])
+def test_processes_begin_with_an_epoch_that_all_of_them_have(trained, other, expected):
+    folder, states = trained
+    model = network()
+    before = state(model)
+    assert restore(model, folder, lambda mine: [mine, other]) == expected
+    assert_same(state(model), states[expected] if expected else before)
+
+
+def test_what_one_process_cannot_read_is_no_epoch_of_all(trained):
+    folder, states = trained
+    newest = folder / "epoch-3.weights.h5"
+    os.truncate(newest, newest.stat().st_size // 2)
+    asked = []
+
+    def gather(mine):
+        asked.append(mine)
+        return [mine, [3, 2, 0]]
+
+    model = network()
+    assert restore(model, folder, gather) == 2
+    assert asked == [[2, 0, 0]]
+    assert_same(state(model), states[2])
+
+
+def test_processes_write_together_or_not_at_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "SECONDS", 0)
+    due = iter([0, 1, 0])  # of the other process
+    network().fit(X, Y, epochs=3, verbose=0, callbacks=[Checkpoint(tmp_path, lambda mine: [mine, [next(due)]])])
+    assert sorted(os.listdir(tmp_path)) == ["epoch-2.weights.h5"]

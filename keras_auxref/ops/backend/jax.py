@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 
 
 def wide_dtype() -> str:
@@ -19,7 +20,7 @@ def inside_xla() -> bool:
 
 def tanh(x: Any) -> Any:
     """tanh in the dtype of x: Keras' own passes float64 through float32 on JAX."""
-    return jnp.tanh(x)
+    return keras.ops.tanh(x) if isinstance(x, keras.KerasTensor) else jnp.tanh(x)
 
 
 def vjp(function: Callable[..., Any]) -> Callable[..., Any]:

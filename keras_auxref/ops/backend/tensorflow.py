@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_auxref.ops.backend._pfor import let_vectorise
@@ -33,7 +34,7 @@ def inside_xla() -> bool:
 
 def tanh(x: Any) -> Any:
     """tanh in the dtype of x: Keras' own passes float64 through float32 on JAX."""
-    return tf.tanh(x)
+    return keras.ops.tanh(x)
 
 
 def vjp(function: Callable[..., Any]) -> Callable[..., Any]:

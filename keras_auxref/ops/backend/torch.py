@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import torch
 from torch.utils._pytree import tree_map
 
@@ -19,7 +20,7 @@ def inside_xla() -> bool:
 
 def tanh(x: Any) -> Any:
     """tanh in the dtype of x: Keras' own passes float64 through float32 on JAX."""
-    return torch.tanh(x)
+    return keras.ops.tanh(x) if isinstance(x, keras.KerasTensor) else torch.tanh(x)
 
 
 def vjp(function: Callable[..., Any]) -> Callable[..., Any]:
