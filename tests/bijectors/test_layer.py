@@ -79,6 +79,7 @@ def test_is_a_view_and_never_a_copy(rng):
     np.testing.assert_allclose(after, layer(x), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_trains_through_a_transformed_distribution(rng):
     layer = _layer(d=3)
     data = tf.constant(rng.normal(size=(256, 3)) @ np.diag([0.2, 1, 3]) + 1.0, tf.float32)

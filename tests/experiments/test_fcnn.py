@@ -10,6 +10,7 @@ import pytest
 TINY = ("--map", "aux", "--map", "householder", "--epochs", "1", "--runs", "1", "--train-size", "64", "--verbose", "2")
 
 
+@pytest.mark.slow
 def test_trains_draws_and_resumes(experiment, experiment_here, tmp_path):
     done = experiment("fcnn", *TINY)
     assert done.returncode == 0, done.stderr

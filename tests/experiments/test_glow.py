@@ -32,6 +32,7 @@ TINY = ("--mixing", "aux", "--mixing", "conv", "--train-steps", "4", "--steps-pe
 FIGURES = ("interpolations", "likelihood", "reconstructions", "samples")
 
 
+@pytest.mark.slow
 def test_trains_measures_draws_and_resumes(experiment_here, tmp_path):
     done = experiment_here("glow", *TINY)
     assert done.returncode == 0, done.stderr
@@ -222,6 +223,7 @@ def test_a_run_is_finished_only_when_it_is_measured(tmp_path, monkeypatch):
     assert not (tmp_path / "c").exists()
 
 
+@pytest.mark.slow
 def test_measure_sees_what_the_inverse_does_not_return(monkeypatch):
     model, images = small_flow("aux"), random_images(40)
     model.initialize(images)

@@ -17,6 +17,7 @@ SMALL = ("--hidden", "8", "--epochs", "2", "--runs", "1", "--verbose", "2")
 TINY = ("--transition", "aux", "--transition", "householder-1", "--train-size", "64", *SMALL)
 
 
+@pytest.mark.slow
 def test_trains_draws_and_resumes(experiment_here, tmp_path):
     done = experiment_here("rnn", *TINY)
     assert done.returncode == 0, done.stderr

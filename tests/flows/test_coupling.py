@@ -32,6 +32,7 @@ def test_log_prob_is_that_of_a_brute_force_jacobian(coupling):
     np.testing.assert_allclose(model.decode(tf.identity(z)), x, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coupling", NOT_AFFINE)
 def test_trains_saves_loads_and_is_served(coupling, tmp_path):
     model, x = small(coupling=coupling), images(8, SHAPE)

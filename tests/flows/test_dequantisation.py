@@ -113,6 +113,7 @@ def test_the_bound_lies_between_the_truth_and_uniform_noise():
         assert v - t < 0.5 * (u - t)  # most of the gap is closed
 
 
+@pytest.mark.slow
 def test_trains_saves_loads_and_is_served(tmp_path):
     model, x = small(), images(8, SHAPE)
     before = [variable.numpy() for variable in model.dequantiser.trainable_variables]

@@ -16,7 +16,7 @@ def built(shape, mixing="aux", dtype="float64", **kwargs):
     return layer
 
 
-CASES = [("aux", "float32", 1e-4), ("aux_relaxed_cayley", "float64", 1e-9), ("conv", "float64", 1e-9)]
+CASES = [("aux_factored", "float32", 1e-4), ("aux_factored", "float64", 1e-9), ("conv", "float64", 1e-9)]
 EVERY = [(m, d, t) for m in (*MIXINGS, kernels.Spectral(0.99)) for d, t in (("float32", 1e-4), ("float64", 1e-9))]
 REST = [pytest.param(*case, marks=pytest.mark.slow) for case in EVERY if case not in CASES]
 

@@ -67,6 +67,7 @@ def test_drop_in_for_dense_trains_saves_and_loads(rng, tmp_path, determinant):
     assert resumed == pytest.approx(continued, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_functional_subclassed_and_compiled_by_xla(rng, kernel):
     x, y = rng.normal(size=(32, 6)).astype("float32"), rng.normal(size=(32, 1)).astype("float32")

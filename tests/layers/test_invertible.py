@@ -166,12 +166,11 @@ class Likelihood(keras.Model):
         return y
 
 
-# The other shapes and settings of a layer that is compiled anyway.
-TWINS = ("factored_cayley", "factored_left", "factored_right", "act_norm_image", "dense_image", "dense_one", "coupling_odd")
 TRAINED = [name for name in CASES if "squeeze" not in name and "permutation" not in name]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in TWINS else []) for name in TRAINED])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINED)
 def test_trains_under_xla_as_without(rng, name):
     x, results = _input(name, rng), []
     for jit in (False, True):

@@ -190,6 +190,7 @@ def test_dropout(activation: str) -> None:
     assert np.abs(recurrent(x, training=True) - recurrent(x)).max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("transition", "jit"), [*((name, False) for name in TRANSITIONS), ("aux", True), ("householder", True)])
 def test_trains_with_and_without_xla(transition: str, jit: bool) -> None:
     keras.utils.set_random_seed(0)
@@ -201,6 +202,7 @@ def test_trains_with_and_without_xla(transition: str, jit: bool) -> None:
     assert losses[-1] < 0.3 * losses[0]
 
 
+@pytest.mark.slow
 def test_bidirectional_time_distributed_and_saving(tmp_path: Path) -> None:
     inputs = keras.Input((4, 6, 3))
     inner = keras.layers.TimeDistributed(OrthogonalRNN(5, "householder", reflections=2))(inputs)
@@ -217,6 +219,7 @@ def test_bidirectional_time_distributed_and_saving(tmp_path: Path) -> None:
     assert both.shape == (None, 4, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transition", ["aux", "householder", "cayley"])
 def test_export(transition: str, tmp_path: Path) -> None:
     layers = [keras.layers.Masking(), OrthogonalRNN(5, transition, return_sequences=True), keras.layers.Dense(2)]

@@ -117,6 +117,7 @@ def test_activation_bias_and_regularizers() -> None:
     assert len(layer.losses) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("map", ["aux", "exp"])
 def test_trains_under_xla_as_without(map: str) -> None:
     results = []

@@ -129,6 +129,7 @@ def test_float32_gradients(rng, d):
         np.testing.assert_allclose(a, b, atol=1e-4 * (1 + np.abs(b).max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skew", [0.0, 1.0])
 def test_second_derivatives_match_differences_of_the_first(rng, skew):
     y, w, g = rng.normal(size=(2, 3)), certified(3, 1.5, skew, rng), rng.normal(size=(2, 3))
@@ -181,6 +182,7 @@ def test_graph_unknown_batch_and_ranks(rng):
     assert function(np.zeros((0, 2, 4)), w).shape == (0, 2, 4)
 
 
+@pytest.mark.slow
 # A symmetric W in float64 goes the way of a general one there: XLA's eigenvalues have six digits.
 @pytest.mark.parametrize(("dtype", "skew"), [("float32", 0.0), ("float32", 1.0), ("float64", 1.0)])
 def test_xla(rng, dtype, skew):

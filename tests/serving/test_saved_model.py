@@ -167,6 +167,7 @@ QUICK = ("flow aux_relaxed_cayley", "classifier", "rnn aux", "branching", "subcl
 GROUPS = [QUICK, *(pytest.param((name,), marks=pytest.mark.slow) for name in MODELS if name not in QUICK)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", GROUPS, ids=", ".join)
 def test_a_process_with_tensorflow_alone_answers_as_the_live_model(names, rng, tmp_path):
     inputs, expected = {}, {}
@@ -259,6 +260,7 @@ def test_wrong_shapes_and_dtypes_get_tensorflows_own_error(tmp_path):
         served(images=tf.ones((2, 9)))
 
 
+@pytest.mark.slow
 def test_keras_own_export_of_a_flow(tmp_path):
     model, x = _flow("aux_relaxed_cayley"), np.random.default_rng(1).integers(0, 256, (3, *SHAPE), dtype="uint8")
     model.export(tmp_path / "flow", verbose=False)
