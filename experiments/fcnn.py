@@ -16,7 +16,6 @@ Afterwards ‖WᵀW − I‖ is measured, for all matrices U and V.
 """
 
 # Keras and TensorFlow are imported where they are used: they take seconds, and a wrong argument or missing data should not.
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.harness import cli, data
@@ -100,6 +99,7 @@ def arguments() -> Any:
         help="a map to train; repeat for several (default: the four maps; soft-…: plain Dense layers with a penalty on what is "
         "not orthogonal; dense: without one)",
     )
+    cli.add_backend(p)
     args = cli.parse(p)
     args.maps = list(dict.fromkeys(args.maps or MAPS))
     return args
@@ -109,11 +109,11 @@ def main() -> None:
     args = arguments()
     dataset = data.load(args.dataset, download=args.download).limit(args.train_size)
     stem = f"fcnn-{args.dataset}"
-    output = args.output or Path("runs", stem)
-    settings = {key: getattr(args, key) for key in ("epochs", "batch_size", "seed", "strategy", "jit")}
+    output = cli.output(args, stem)
+    settings = cli.settings(args, ("epochs", "batch_size", "seed", "strategy", "jit"))
     results = Results(output / f"{stem}.json", "fcnn", dataset.describe(), settings, resume=args.resume)
 
-    cli.import_keras()
+    cli.import_keras(args)
     import keras
 
     from experiments.harness import plotting, training
@@ -131,10 +131,6 @@ def main() -> None:
                 metrics=["accuracy"],
                 jit_compile=cli.jit_compile(args),
             )
-
-        def afterwards(model: Any = model) -> dict[str, Any]:
-            return orthogonality(model)
-
         training.train(
             model,
             training_data,
@@ -146,7 +142,7 @@ def main() -> None:
             checkpoints=attempt.checkpoints,
             verbose=args.verbose,
             save=attempt.model if args.save else None,
-            afterwards=afterwards,
+            afterwards=orthogonality,
         )
 
     figure = output / f"{stem}.png"

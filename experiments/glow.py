@@ -124,6 +124,7 @@ def arguments() -> Any:
         "--warmup", type=cli.natural, default=100, metavar="N", help="steps until the full rate (default: %(default)s)"
     )
     p.add_argument("--measure", action="store_true", help="with --resume: measure finished runs again, from their .keras files")
+    cli.add_backend(p)
     args = cli.parse(p)
     args.steps_per_epoch = args.steps_per_epoch or min(STEPS_PER_EPOCH, args.train_steps)
     if args.train_steps % args.steps_per_epoch:
@@ -226,13 +227,13 @@ def main() -> None:
     args = arguments()
     dataset = data.load(args.dataset, args.download, instead="patches").limit(args.train_size).resized(args.size)
     stem = f"glow-{args.dataset}" + (f"-{args.size}" if args.size != DEFAULTS[args.dataset]["size"] else "")
-    output = args.output or Path("runs", stem)
+    output = cli.output(args, stem)
     kept = ("levels", "steps", "hidden", "train_steps", "steps_per_epoch", "batch_size", "learning_rate", "warmup")
-    settings = {key: getattr(args, key) for key in (*kept, "validation_size", "seed", "strategy", "jit")}
+    settings = cli.settings(args, (*kept, "validation_size", "seed", "strategy", "jit"))
     results = Results(output / f"{stem}.json", "glow", dataset.describe(), settings, resume=args.resume)
 
-    cli.import_keras()
-    from experiments.harness import flows, galleries, plotting, training
+    cli.import_keras(args)
+    from experiments.harness import distribution, flows, galleries, plotting, training
     from experiments.harness.attempts import attempts
 
     here = environment()
@@ -242,7 +243,8 @@ def main() -> None:
         run = attempt.run
         pictures_of = output / f"{stem}-{run.map}.npz" if run.run == 0 else None
         if run.finished:
-            run.measurements = measure(flows.load_model(attempt.model), dataset.validation_images, pictures_of)
+            with distribution.alone():
+                run.measurements = measure(flows.load_model(attempt.model), dataset.validation_images, pictures_of)
             results.save(run)
             continue
         with cli.scope(args):
@@ -251,7 +253,7 @@ def main() -> None:
         # ActNorm starts from data; `fit` would take the images of its first batch.
         model.initialize(dataset.train_images[:INITIAL_IMAGES])
 
-        def afterwards(model: Any = model, pictures_of: Path | None = pictures_of) -> dict[str, Any]:
+        def afterwards(model: Any, pictures_of: Path | None = pictures_of) -> dict[str, Any]:
             return measure(model, dataset.validation_images, pictures_of)
 
         training.train(

@@ -17,7 +17,6 @@ starts.
 """
 
 # Keras and TensorFlow are imported where they are used: they take seconds, and a wrong argument or missing data should not.
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.harness import cli, data, sequences
@@ -164,6 +163,7 @@ def arguments() -> Any:
         help="a transition to train; repeat for several (default: the five orthogonal ones; for memory tests aux, householder, "
         "simple_rnn and lstm)",
     )
+    cli.add_backend(p)
     args = cli.parse(p, choice="task")
     memory = args.task != "pixels"
     if memory and (args.permute or args.dataset != "digits"):
@@ -187,13 +187,13 @@ def load(args: Any) -> tuple[str, Sequences]:
 def main() -> None:
     args = arguments()
     stem, x = load(args)
-    output = args.output or Path("runs", stem)
+    output = cli.output(args, stem)
     keys = ("epochs", "batch_size", "seed", "strategy", "jit", "hidden", "start", "activation")
     keys += ("learning_rate", "transition_learning_rate")
-    settings = {key: getattr(args, key) for key in (*keys, *(("steps_per_epoch",) if args.steps_per_epoch else ()))}
+    settings = cli.settings(args, (*keys, *(("steps_per_epoch",) if args.steps_per_epoch else ())))
     results = Results(output / f"{stem}.json", "rnn", x.description, settings, resume=args.resume)
 
-    cli.import_keras()
+    cli.import_keras(args)
     import keras
 
     from experiments.harness import plotting, training

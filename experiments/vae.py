@@ -135,7 +135,7 @@ def main() -> None:
             model = build_model(attempt.run.map, dataset.dimension, args.latent, args.hidden)
             model.compile(optimizer=keras.optimizers.Adam(), jit_compile=cli.jit_compile(args))
 
-        def afterwards(model: Any = model) -> dict[str, Any]:
+        def afterwards(model: Any) -> dict[str, Any]:
             weights = sum(int(np.prod(weight.shape)) for weight in model.flow.trainable_weights)
             return {**bounds(model, test, SAMPLES), "flow_weights": weights}
 

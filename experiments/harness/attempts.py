@@ -7,7 +7,8 @@ from typing import Any
 
 import keras
 
-from experiments.harness import cli
+from experiments.harness import cli, distribution
+from experiments.harness.checkpoints import one_process
 from experiments.harness.results import Results, Run
 
 
@@ -41,12 +42,15 @@ def attempts(
 ) -> Iterator[Attempt]:
     """Every run of every name that is not finished, with Keras seeded for it; to `measure`, also finished ones with a model.
 
-    Names take turns within each repetition, so that a machine that slows down slows them all.
+    Names take turns within each repetition, so that a machine that slows down slows them all. Of several processes all train a
+    run or none does: where one was lost before it wrote the end of a run, the others go through that end again.
     """
+    gather = distribution.gather if distribution.is_on() else one_process
     planned = [(name, number) for number in range(args.runs) for name in names]
     for done, (name, number) in enumerate(planned, start=1):
         stored = results.find(name, number) if args.resume else None
         run = stored or Run(name, number, seed=args.seed + number)
+        run.finished = all(finished for (finished,) in gather([int(run.finished)]))
         stem = results.path.with_name(f"{results.path.stem}-{name}-{number}")
         attempt = Attempt(run, stem, resumed=stored is not None and _checkpoints(stem).exists())
         if run.finished and not (measure and attempt.model.exists()):
@@ -59,8 +63,10 @@ def attempts(
             cli.progress(done, len(planned), run, "from its last checkpoint" if attempt.resumed else "")
             keras.utils.set_random_seed(run.seed)
         yield attempt
-        # Frees the graphs of the last model, which would otherwise pile up.
+        # Frees the graphs of the last model, which would otherwise pile up, and forgets the distribution.
+        distributed = keras.distribution.distribution()
         keras.backend.clear_session()
+        keras.distribution.set_distribution(distributed)
 
 
 def _checkpoints(stem: Path) -> Path:

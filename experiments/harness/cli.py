@@ -2,14 +2,18 @@
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from examples.server.notices import silenced
+from experiments.harness import distribution
 from experiments.harness.data import DataUnavailableError
 from experiments.harness.results import Results, ResultsMismatchError, Run, mean_and_deviation
+
+BACKENDS = ("tensorflow", "jax", "torch")
 
 
 def parser(description: str, datasets: Sequence[str], defaults: dict[str, dict[str, int]]) -> argparse.ArgumentParser:
@@ -56,14 +60,47 @@ def parser(description: str, datasets: Sequence[str], defaults: dict[str, dict[s
     return p
 
 
+def add_backend(p: argparse.ArgumentParser) -> None:
+    """The arguments of an experiment that trains on every backend, and on JAX over several devices and processes."""
+    p.add_argument("--backend", choices=BACKENDS, help="of Keras (default: KERAS_BACKEND, or else tensorflow)")
+    p.add_argument(
+        "--distribute",
+        action="store_true",
+        help="with --backend jax: split each batch over all devices, of all processes if there are several (docs/distributed.md)",
+    )
+
+
 def parse(p: argparse.ArgumentParser, arguments: Sequence[str] | None = None, choice: str = "dataset") -> argparse.Namespace:
-    """Parse, and fill in what depends on the data set, or on another argument, `choice`, where that has defaults."""
+    """Parse, and fill in what depends on the data set, or on another argument, `choice`, where that has defaults.
+
+    Keras, which is imported later, then has its backend.
+    """
     args = p.parse_args(arguments)
+    if hasattr(args, "backend"):
+        args.backend = args.backend or os.environ.get("KERAS_BACKEND") or BACKENDS[0]
+        if args.distribute and args.backend != "jax":
+            p.error(f"argument --distribute: expected --backend jax, received {args.backend}")
+        if args.strategy != "none" and args.backend != "tensorflow":
+            p.error(f"argument --strategy: expected none with --backend {args.backend}, received {args.strategy}")
+        distribution.choose_backend(args.backend, args.distribute)
     for key, value in args._defaults.get(getattr(args, choice), args._defaults[args.dataset]).items():
         if getattr(args, key) is None:
             setattr(args, key, value)
     del args._defaults
     return args
+
+
+def settings(args: argparse.Namespace, keys: Sequence[str]) -> dict[str, Any]:
+    """What `Results` compares: these arguments, and backend and distribution where a file from before them would differ."""
+    chosen = {key: getattr(args, key) for key in keys}
+    backend = {} if args.backend == BACKENDS[0] else {"backend": args.backend}
+    return {**chosen, **backend, **({"distribute": True} if args.distribute else {})}
+
+
+def output(args: argparse.Namespace, stem: str) -> Path:
+    """The folder that this process writes to."""
+    chosen = args.output or Path("runs", stem)
+    return distribution.folder(chosen) if args.distribute else chosen
 
 
 def positive(text: str) -> int:
@@ -110,19 +147,28 @@ def scope(args: argparse.Namespace) -> Any:
     return tf.distribute.MirroredStrategy().scope() if several else contextlib.nullcontext()
 
 
-def import_keras() -> None:
-    """Import Keras, and with it TensorFlow, without its start-up notices."""
+def import_keras(args: argparse.Namespace | None = None) -> None:
+    """Import Keras and TensorFlow without start-up notices; with `--distribute` join the other processes.
+
+    TensorFlow on other backends too: Keras takes it for its own data, and so would the notices come later.
+    """
     with silenced():
         import keras  # noqa: F401
+        import tensorflow  # noqa: F401
+    if args and args.distribute:
+        distribution.start(args.seed)
 
 
 def main(run: Callable[[], None]) -> None:
     """Run an experiment; an expected failure ends it with one sentence and exit code 1."""
     try:
-        run()
-    except (DataUnavailableError, ResultsMismatchError) as error:
+        with distribution.noticing_losses():
+            run()
+    except (DataUnavailableError, ResultsMismatchError, distribution.UnevenError) as error:
         sys.exit(str(error))
     except ModuleNotFoundError as error:
+        if error.name in ("jax", "torch"):
+            sys.exit(f"--backend {error.name} needs {error.name}: pip install {error.name}.")
         if error.name not in ("matplotlib", "keras_auxref"):
             raise
         sys.exit(f"The experiment needs {error.name}: pip install 'keras-auxref[examples]'.")

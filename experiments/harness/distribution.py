@@ -24,6 +24,10 @@ EXIT_CODE = 75
 """Of a process that ends because of another one: the same command with --resume goes on."""
 
 
+class UnevenError(ValueError):
+    """The devices cannot have equal shares of a batch; the message is one sentence."""
+
+
 def choose_backend(backend: str | None, distribute: bool) -> None:
     """Tells Keras its backend, before it is imported; `distribute` needs JAX."""
     backend = backend or os.environ.get("KERAS_BACKEND") or "tensorflow"
@@ -114,12 +118,12 @@ def batches(data: tuple[np.ndarray, ...], batch_size: int, seed: int | None, rep
     devices = jax.device_count()
     identity, number = processes()
     if batch_size % devices:
-        raise ValueError(
+        raise UnevenError(
             f"Every device takes the same share. Expected a batch size divisible by {devices}. Received: {batch_size}"
         )
     count, share = len(data[0]) // batch_size, batch_size // number
     if not count:
-        raise ValueError(f"Expected at least one full batch of {batch_size}. Received: {len(data[0])} rows.")
+        raise UnevenError(f"Expected at least one full batch of {batch_size}. Received: {len(data[0])} rows.")
 
     class Batches(keras.utils.PyDataset):
         epoch = 0
@@ -137,6 +141,20 @@ def batches(data: tuple[np.ndarray, ...], batch_size: int, seed: int | None, rep
             self.epoch += 1
 
     return Batches()
+
+
+def validation_batches(data: tuple[np.ndarray, ...], most: int) -> Any:
+    """The share of this process in the data, in their order, in batches of at most `most` rows.
+
+    Of the batch sizes from half of that on, the one that leaves out the fewest rows: none, or a few where the number of rows
+    does not divide by that of the devices.
+    """
+    import jax
+
+    devices, rows = jax.device_count(), len(data[0])
+    most = max(devices, min(most, rows) // devices * devices)
+    sizes = range(most, most // 2, -devices)
+    return batches(data, max(sizes, key=lambda size: rows // size * size), seed=None)
 
 
 def watchdog(seconds: float = STALLED_SECONDS) -> Any:
@@ -186,7 +204,7 @@ def noticing_losses() -> Iterator[None]:
     except (RuntimeError, ValueError) as error:  # JAX raises either, by the collective that fails
         if not any(word in str(error) for word in ("Gloo", "NCCL", "coordination", "DEADLINE_EXCEEDED", "UNAVAILABLE")):
             raise
-        leave(str(error).strip().splitlines()[0])
+        leave(str(error).strip().splitlines()[0].replace("Error dispatching computation: ", ""))
 
 
 def leave(reason: str) -> None:

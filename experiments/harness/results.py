@@ -137,7 +137,7 @@ def environment() -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     details = [tf.config.experimental.get_device_details(gpu) for gpu in tf.config.list_physical_devices("GPU")]
     versions = {"python": platform.python_version()}
-    for package in PACKAGES:
+    for package in dict.fromkeys((*PACKAGES, os.environ.get("KERAS_BACKEND") or "tensorflow")):
         # TensorFlow has other names in the registry (tensorflow-cpu, tf-nightly).
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)

@@ -1,5 +1,6 @@
 """Training with `model.fit`, timed and recorded epoch by epoch, and resumed after an interruption."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -9,7 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from experiments.harness.checkpoints import Checkpoint, remove, restore
+from experiments.harness import distribution
+from experiments.harness.checkpoints import Checkpoint, one_process, remove, restore
 from experiments.harness.results import Results, Run
 
 Data = tuple[np.ndarray, ...]  # what `fit` takes: (inputs, labels), or (inputs,) for a model that needs no labels
@@ -45,7 +47,9 @@ class EpochRecorder(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self.params["steps"] in (None, batch + 1):
-            # A GPU may still be computing; reading a trained weight waits for it.
+            # A GPU may still be computing; reading a trained weight waits for it. On JAX the model has to take it back first.
+            if keras.backend.backend() == "jax":
+                self.model.jax_state_sync()
             keras.ops.convert_to_numpy(self.model.trainable_variables[-1])
             self.stopped = time.perf_counter()
 
@@ -74,7 +78,7 @@ def train(
     steps_per_epoch: int | None = None,
     validation_batch: int = VALIDATION_BATCH,
     save: Path | None = None,
-    afterwards: Callable[[], dict[str, Any]] | None = None,
+    afterwards: Callable[[Any], dict[str, Any]] | None = None,
 ) -> None:
     """Train a compiled model and record it in `results`, going on from the last readable checkpoint of an unfinished run.
 
@@ -82,29 +86,48 @@ def train(
     Continuing is not bit for bit the uninterrupted run: the order of the images starts anew. With `steps_per_epoch` an epoch is
     that many steps, whatever the number of images. The trained model goes to the file `save`, what `afterwards` measures on it
     becomes `run.measurements`, and the run counts as finished only then.
+
+    Where a distribution is set, every process takes its share of the training and validation batches, and measures afterwards
+    on a copy of the model of its own, so that nothing there waits for the others.
     """
     if not run.curves:
         remove(checkpoints)
-    # Keras cuts the epoch short in which it comes to the end of arrays, so that steps are counted on data without an end.
-    feed = {"x": _endless(data, batch_size), "shuffle": False} if steps_per_epoch else _arrays(data, batch_size)
-    _warm_up(model, data, batch_size, feed if steps_per_epoch else None)
-    model.fit(
-        **feed,
-        validation_data=validation,
-        epochs=epochs,
-        initial_epoch=restore(model, checkpoints),
-        steps_per_epoch=steps_per_epoch,
-        validation_batch_size=validation_batch,
-        verbose=verbose,
-        # The record is written before the checkpoint, so that it never has an epoch less.
-        callbacks=[EpochRecorder(run, results, measures), Checkpoint(checkpoints), *callbacks],
-    )
-    if save:
-        save_model(model, save)
-    if afterwards:
-        run.measurements = afterwards()
+    distributed = distribution.is_on()
+    gather = distribution.gather if distributed else one_process
+    watching = [distribution.watchdog()] if distributed and distribution.processes()[1] > 1 else []
+    checked: dict[str, Any] = {"validation_data": validation, "validation_batch_size": validation_batch}
+    if distributed:
+        feed = {"x": distribution.batches(data, batch_size, run.seed, steps_per_epoch)}
+        checked = {"validation_data": distribution.validation_batches(validation, validation_batch)}
+        full = tuple(part[:batch_size] for part in data)
+        trial = {"x": distribution.batches(full, batch_size, seed=None), "callbacks": watching}
+    elif steps_per_epoch:
+        # Keras cuts the epoch short in which it comes to the end of arrays, so that steps are counted on data without an end.
+        feed = {"x": _endless(data, batch_size), "shuffle": False, "steps_per_epoch": steps_per_epoch}
+        trial = {**feed, "steps_per_epoch": 1}
+    else:
+        feed = _arrays(data, batch_size)
+        # A full batch and one of the size of the last, because XLA compiles for every batch size.
+        sample = min(len(data[0]), batch_size + len(data[0]) % batch_size)
+        trial = _arrays(tuple(part[:sample] for part in data), batch_size)
+    _warm_up(model, trial)
+    first = restore(model, checkpoints, gather)
+    if distributed:
+        feed["x"].epoch = first
+    # The record is written before the checkpoint, so that it never has an epoch less.
+    recording = [EpochRecorder(run, results, measures), Checkpoint(checkpoints, gather), *callbacks, *watching]
+    model.fit(**feed, **checked, epochs=epochs, initial_epoch=first, verbose=verbose, callbacks=recording)
+    trained = save or (checkpoints / "trained.keras" if distributed else None)
+    if trained:
+        save_model(model, trained)
+    if afterwards and distributed:
+        with distribution.alone():
+            run.measurements = afterwards(keras.models.load_model(trained))
+    elif afterwards:
+        run.measurements = afterwards(model)
     run.finished = True
     results.save(run)
+    gather([1])  # waits for the others: one that is lost before it has come so far needs the checkpoints of all
     remove(checkpoints)
 
 
@@ -129,18 +152,14 @@ def _endless(data: Data, batch_size: int) -> Any:
     return order.map(lambda chosen: tuple(tf.gather(part, chosen) for part in parts)).prefetch(1)
 
 
-def _warm_up(model: keras.Model, data: Data, batch_size: int, endless: dict[str, Any] | None = None) -> None:
-    """Trace and compile the training step before the clock starts, and leave the model as it was.
-
-    Two batches, a full one and one of the size of the last, because XLA compiles for every batch size; one of `endless` data.
-    """
-    with model.distribute_strategy.scope():
+def _warm_up(model: keras.Model, trial: dict[str, Any]) -> None:
+    """Trace and compile the training step on a few batches before the clock starts, and leave the model as it was."""
+    # Only TensorFlow has strategies.
+    strategy = getattr(model, "distribute_strategy", None)
+    with strategy.scope() if strategy else contextlib.nullcontext():
         model.optimizer.build(model.trainable_variables)
     variables = [*model.variables, *model.optimizer.variables]
     before = [keras.ops.convert_to_numpy(variable) for variable in variables]
-    count = len(data[0])
-    sample = min(count, batch_size + count % batch_size)
-    feed = {**endless, "steps_per_epoch": 1} if endless else _arrays(tuple(part[:sample] for part in data), batch_size)
-    model.fit(**feed, verbose=0)
+    model.fit(**trial, verbose=0)
     for variable, value in zip(variables, before, strict=True):
         variable.assign(value)

@@ -3,9 +3,13 @@
 import json
 import time
 
+import keras
 import matplotlib.image
 import numpy as np
 import pytest
+
+from experiments.harness import cli, data
+from keras_auxref import SVDDense  # noqa: F401 (Keras then knows the classes of a file)
 
 TINY = ("--map", "aux", "--map", "householder", "--epochs", "1", "--runs", "1", "--train-size", "64", "--verbose", "2")
 
@@ -106,6 +110,64 @@ def test_wrong_arguments_are_refused_at_once(experiment, argument, value):
     assert done.returncode == 2
     assert argument in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["fcnn", "rnn", "glow"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--distribute",), "--distribute: expected --backend jax, received tensorflow"),
+        (("--backend", "torch", "--distribute"), "--distribute: expected --backend jax, received torch"),
+        (("--backend", "jax", "--strategy", "mirrored"), "--strategy: expected none with --backend jax, received mirrored"),
+        (("--backend", "numpy"), "--backend: invalid choice: 'numpy'"),
+    ],
+)
+def test_backends_that_do_not_fit_are_refused(experiment_here, monkeypatch, name, arguments, message):
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    done = experiment_here(name, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_results_from_before_backends_still_resume(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    parser = cli.parser("", ("digits",), {"digits": {}})
+    cli.add_backend(parser)
+    args = cli.parse(parser, [])
+    assert cli.settings(args, ("seed", "strategy")) == {"seed": 0, "strategy": "none"}
+    args.backend, args.distribute = "jax", True
+    assert cli.settings(args, ("seed",)) == {"seed": 0, "backend": "jax", "distribute": True}
+
+
+@pytest.mark.slow
+def test_distributes_over_devices_and_resumes(experiment, tmp_path):
+    pytest.importorskip("jax")
+    options = ("--map", "cayley", "--epochs", "1", "--train-size", "72", "--verbose", "2", "--backend", "jax", "--distribute")
+    variables = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
+    done = experiment("fcnn", *options, **variables)
+    assert done.returncode == 0, done.stderr
+    assert "\n2/2 - " in done.stdout  # the last eight images make no full batch
+    file = tmp_path / "runs" / "fcnn-digits" / "fcnn-digits.json"
+    content = json.loads(file.read_text())
+    assert (content["settings"]["backend"], content["settings"]["distribute"]) == ("jax", True)
+    (run,) = content["runs"]
+    assert run["finished"]
+    assert run["measurements"]["orthogonality_defect"] < 1e-4
+    assert "jax" in run["environment"]["versions"]
+    # The file has all of what was trained, for any backend.
+    model = keras.models.load_model(file.with_name("fcnn-digits-cayley-0.keras"))
+    x, y = data.load("digits").vectors()[1]
+    error = np.mean(np.argmax(model.predict(x, verbose=0), axis=-1) != y)
+    assert error == pytest.approx(run["curves"]["validation_error"][0], abs=0.005)
+
+    again = experiment("fcnn", *options, "--resume", **variables)
+    assert again.returncode == 0, again.stderr
+    assert "finished before" in again.stdout
+    assert json.loads(file.read_text()) == content
+    uneven = experiment("fcnn", *options, "--batch-size", "33", "--output", "uneven", **variables)
+    assert uneven.returncode == 1
+    assert "Expected a batch size divisible by 2. Received: 33" in uneven.stderr
+    assert "Traceback" not in uneven.stderr
 
 
 @pytest.mark.slow

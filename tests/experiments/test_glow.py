@@ -208,14 +208,16 @@ def test_flow_continues_with_its_steps_and_scales(tmp_path, monkeypatch):
 def test_a_run_is_finished_only_when_it_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "SECONDS", 0)
 
-    def interrupted():
+    def interrupted(model):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path, Run("conv", 0, seed=0), afterwards=interrupted)
     stopped = Results(tmp_path / "r.json", "test", {}, {}, resume=True).find("conv", 0)
     assert not stopped.finished
-    model, results = start(tmp_path, stopped, afterwards=lambda: {"value": float("nan"), "count": 3, "layers": [{"name": "a"}]})
+    model, results = start(
+        tmp_path, stopped, afterwards=lambda model: {"value": float("nan"), "count": 3, "layers": [{"name": "a"}]}
+    )
     (run,) = results.runs()
     # Trained no further, and kept whole in the file, which has no NaN.
     assert int(model.optimizer.iterations) == 20
