@@ -19,6 +19,6 @@ def example(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
         command = [sys.executable, str(EXAMPLES / script), *arguments]
         # A crash in compiled code then tells where it was.
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONFAULTHANDLER": "1", **variables}
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1200)
 
     return run

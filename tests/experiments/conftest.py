@@ -23,7 +23,7 @@ def experiment(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
         path = os.pathsep.join([*filter(None, [variables.pop("PYTHONPATH", "")]), str(ROOT)])
         # A crash in compiled code then tells where it was.
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONFAULTHANDLER": "1", "PYTHONPATH": path, **variables}
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1200)
 
     return run
 
