@@ -57,7 +57,7 @@ def build(name: str, args: argparse.Namespace, images: Any) -> Any:
 def variants() -> dict[str, type]:
     import keras
     import tensorflow as tf
-    from core import lemma_with_lu
+    from benchmarks.core import lemma_with_lu
 
     from keras_auxref import AuxReflection, ops
     from keras_auxref.layers import InvertibleDense
