@@ -57,8 +57,8 @@ def build(name: str, args: argparse.Namespace, images: Any) -> Any:
 def variants() -> dict[str, type]:
     import keras
     import tensorflow as tf
-    from benchmarks.core import lemma_with_lu
 
+    from benchmarks.core import lemma_with_lu
     from keras_auxref import AuxReflection, ops
     from keras_auxref.layers import InvertibleDense
 

@@ -5,8 +5,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_auxref.ops import backend
 from keras_auxref.ops._checks import as_tensor
-from keras_auxref.ops._rows import dtype_of, map_rows
+from keras_auxref.ops._rows import dtype_of, epsilon, map_rows
 
 
 def log_abs_det(w: Any) -> Any:
@@ -27,7 +28,7 @@ def log_abs_det(w: Any) -> Any:
     w = ops.cast(w, _wide(w))
     if keras.backend.backend() != "tensorflow":
         return ops.cast(ops.slogdet(w)[1], dtype)
-    return ops.cast(_closed_form(w), dtype)
+    return ops.cast(backend.closed_form(_value, _gradient, _reference, (w,), plain=_plain), dtype)
 
 
 def solve_rows(w: Any, y: Any) -> Any:
@@ -68,22 +69,23 @@ def _wide(w: Any) -> str:
     return dtype if dtype == "float64" else "float32"
 
 
-def _closed_form(w: Any) -> Any:
-    import tensorflow as tf
+def _value(w: Any, _: Any) -> tuple[Any, Any]:
+    """Σ log|R_ii|, and whether W is regular."""
+    diagonal = ops.abs(ops.diagonal(ops.qr(w)[1]))
+    # Householder QR is exact up to a few ε times the length of each column: below that R_ii is noise and not a number.
+    noise = 4 * w.shape[0] * epsilon(dtype_of(w)) * ops.norm(w, axis=0)
+    diagonal = ops.where(diagonal <= noise, ops.zeros_like(diagonal), diagonal)
+    return ops.sum(ops.log(diagonal)), ops.all(diagonal > 0)
 
-    d = w.shape[0]
 
-    @tf.custom_gradient
-    def value(w: tf.Tensor) -> Any:
-        diagonal = tf.abs(tf.linalg.diag_part(tf.linalg.qr(w).r))
-        # Householder QR is exact up to a few ε times the length of each column: below that R_ii is noise and not a number.
-        noise = 4 * d * 2.0**-52 * tf.norm(w, axis=0)
-        diagonal = tf.where(diagonal <= noise, tf.zeros_like(diagonal), diagonal)
-        regular = tf.reduce_all(diagonal > 0)
+def _gradient(g: Any, regular: Any, w: Any, _: Any) -> tuple[Any]:
+    """g W⁻ᵀ."""
+    return (g * ops.transpose(_inverse_where(regular, w)),)
 
-        def gradient(g: tf.Tensor) -> tf.Tensor:
-            return g * tf.transpose(_inverse_where(regular, w))
 
-        return tf.reduce_sum(tf.math.log(diagonal)), gradient
+def _reference(g: Any, w: Any, _: Any) -> tuple[Any]:
+    return _gradient(g, _value(ops.stop_gradient(w), ())[1], w, ())
 
-    return value(w)
+
+def _plain(w: Any) -> Any:
+    return ops.sum(ops.log(ops.abs(ops.diagonal(ops.qr(w)[1]))))
