@@ -138,7 +138,7 @@ def _forward_block(v: Any, dead: Tensor, x: Tensor) -> Block:
     # A column of zero has a row and a column of zero in VᵀV: any nonzero diagonal makes it the identity.
     half = 0.5 * ops.where(dead[0], 1, ops.diagonal(gram))
     t = ops.triu(gram, 1) + ops.diag(half)
-    p = ops.solve_triangular(t, ops.matmul(transposed, ops.transpose(x)))
+    p = backend.solve_upper(t, ops.matmul(transposed, ops.transpose(x)))
     return Block(x - ops.matmul(ops.transpose(p), transposed), x, v, t, p)
 
 

@@ -131,10 +131,17 @@ orthogonal = array(ops.cayley(tensor(k)))
 found["cayley"] = worst(orthogonal.T @ orthogonal, np.eye(D))
 orthogonal = array(ops.matrix_exp(tensor(k)))
 found["matrix_exp"] = worst(orthogonal.T @ orthogonal, np.eye(D))
-product = x
-for column in k.T[::-1]:
-    product = product - 2 * np.outer(product @ column, column) / (column @ column)
-found["householder_product"] = worst(ops.householder_product(tensor(k), tensor(x)), product)
+
+
+def householder(v, x):
+    for column in v.T[::-1]:
+        x = x - 2 * np.outer(x @ column, column) / (column @ column)
+    return x
+
+
+found["householder_product"] = worst(ops.householder_product(tensor(k), tensor(x)), householder(k, x))
+pairs = zip(gradient(ops.householder_product, tensor(k), tensor(x)), differences(householder, k, x), strict=True)
+found["gradient of householder_product"] = max(worst(a, b) for a, b in pairs)
 found["preimages"] = worst(ops.preimages(tensor(x[0]), tensor(w))[0], array(invert(tensor(x), tensor(w)))[0])
 v, scales = rng.normal(size=(6, 2, D)), rng.uniform(1, 1.8, size=(6, 2, D))
 y, _ = compiled(ops.factored_flow_and_log_det)(tensor(x), tensor(v), tensor(scales))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 
@@ -20,5 +21,45 @@ def test_every_function_on_every_backend(backend):
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) >= 16
+    assert len(found) >= 17
     assert {name: error for name, error in found.items() if not error < 2e-4} == {}
+
+
+def _triangle(rng, m):
+    """The T of m reflections in compact WY form, in which some are the same and some nearly so."""
+    v = rng.normal(size=(m, m))
+    v[:, m // 2 :] = v[:, : m - m // 2] + 1e-3 * v[:, m // 2 :]
+    v /= np.linalg.norm(v, axis=0)
+    return np.triu(v.T @ v, 1) + 0.5 * np.eye(m)
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 5, 12, 48, 64, 100])
+def test_upper_triangles_on_jax(rng, m):
+    jax = pytest.importorskip("jax")
+    from keras_auxref.ops.backend.jax import solve_upper
+
+    t, b = _triangle(rng, m).astype("float32"), rng.normal(size=(m, 4)).astype("float32")
+    exact = np.linalg.solve(t.astype("float64"), b.astype("float64"))
+    assert np.abs(solve_upper(t, b) - exact).max() < 2e-6 * np.abs(exact).max() + 1e-6
+    with jax.enable_x64(True):
+        found = jax.jit(solve_upper)(t.astype("float64"), b.astype("float64"))
+        assert found.dtype == "float64"
+        assert np.abs(found - exact).max() < 1e-13 * m * np.abs(exact).max()
+
+
+def test_derivatives_of_upper_triangles_on_jax(rng):
+    jax = pytest.importorskip("jax")
+    from keras_auxref.ops.backend.jax import solve_upper
+
+    def loss(solve):
+        return lambda t, b: jax.numpy.sum(jax.numpy.cos(solve(t, b)))
+
+    with jax.enable_x64(True):
+        t, b = _triangle(rng, 6), rng.normal(size=(6, 2))
+        for differentiate in (jax.grad, jax.jacfwd, jax.hessian):
+            computed, expected = (
+                jax.tree.leaves(differentiate(loss(solve), (0, 1))(t, b))
+                for solve in (solve_upper, jax.scipy.linalg.solve_triangular)
+            )
+            for a, e in zip(computed, expected, strict=True):
+                np.testing.assert_allclose(a, e, rtol=1e-10, atol=1e-11)

@@ -23,6 +23,50 @@ def tanh(x: Any) -> Any:
     return keras.ops.tanh(x) if isinstance(x, keras.KerasTensor) else jnp.tanh(x)
 
 
+def solve_upper(t: Any, b: Any) -> Any:
+    """T⁻¹b for an upper triangular T of (m, m), by its inverse: for a T whose inverse has no large entries.
+
+    XLA's triangular solve is a call of LAPACK, whose threads wait for the cores that XLA's own are on: a millisecond for a matrix
+    that takes ten microseconds.
+    """
+    if isinstance(t, keras.KerasTensor) or isinstance(b, keras.KerasTensor):
+        return keras.ops.solve_triangular(t, b)
+    return jnp.matmul(_inverse_upper(t), b)
+
+
+@jax.custom_jvp
+def _inverse_upper(t: Any) -> Any:
+    """T⁻¹ from the inverses of its diagonal blocks, of one entry, of two, of four, …: about log₂ m products of small matrices.
+
+    [[A, B], [0, C]]⁻¹ = [[A⁻¹, −A⁻¹BC⁻¹], [0, C⁻¹]].
+    """
+    m = t.shape[0]
+    size = 1 << (m - 1).bit_length()
+    # With ones on the diagonal below, and so zero in the inverse beside it.
+    t = jnp.pad(t, (0, size - m)) + jnp.diag(jnp.arange(size) >= m).astype(t.dtype)
+    inverse, width = (1 / jnp.diagonal(t))[:, None, None], 1
+    while width < size:
+        count = size // (2 * width)
+        blocks = jnp.einsum("iaib->iab", t.reshape(count, 2 * width, count, 2 * width))
+        first, last = inverse[0::2], inverse[1::2]
+        corner = -_exactly(_exactly(first, blocks[:, :width, width:]), last)
+        above, below = jnp.concatenate([first, corner], axis=2), jnp.concatenate([jnp.zeros_like(corner), last], axis=2)
+        inverse, width = jnp.concatenate([above, below], axis=1), 2 * width
+    return inverse[0, :m, :m]
+
+
+@_inverse_upper.defjvp
+def _inverse_upper_jvp(primals: Any, tangents: Any) -> Any:
+    """−T⁻¹ Ṫ T⁻¹."""
+    inverse = _inverse_upper(*primals)
+    return inverse, -_exactly(inverse, _exactly(jnp.triu(tangents[0]), inverse))
+
+
+def _exactly(a: Any, b: Any) -> Any:
+    """a b in full precision, which accelerators do not take by default."""
+    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+
+
 def vjp(function: Callable[..., Any]) -> Callable[..., Any]:
     """(cotangents, *arguments) → gradients: the vector-Jacobian product of a function, by automatic differentiation."""
     return lambda cotangents, *arguments: jax.vjp(function, *arguments)[1](cotangents)

@@ -21,6 +21,11 @@ def tanh(x: Any) -> Any:
     return keras.ops.tanh(x)
 
 
+def solve_upper(t: Any, b: Any) -> Any:
+    """T⁻¹b for an upper triangular T of (m, m)."""
+    return keras.ops.solve_triangular(t, b)
+
+
 def vjp(function: Callable[..., Any]) -> Callable[..., Any]:
     """There is no automatic differentiation."""
     raise NotImplementedError(f"Keras' backend {keras.backend.backend()!r} computes no gradients.")

@@ -23,6 +23,11 @@ def tanh(x: Any) -> Any:
     return keras.ops.tanh(x) if isinstance(x, keras.KerasTensor) else torch.tanh(x)
 
 
+def solve_upper(t: Any, b: Any) -> Any:
+    """T⁻¹b for an upper triangular T of (m, m)."""
+    return keras.ops.solve_triangular(t, b)
+
+
 def vjp(function: Callable[..., Any]) -> Callable[..., Any]:
     """(cotangents, *arguments) → gradients: the vector-Jacobian product of a function, by automatic differentiation."""
     return lambda cotangents, *arguments: torch.func.vjp(function, *arguments)[1](cotangents)
