@@ -1,13 +1,13 @@
 """What a second process brings: the flow of the paper's size on JAX, data-parallel over two processes of one core each.
 
-    python -m benchmarks.processes            # about four minutes on two CPU cores
+    python -m benchmarks.processes            # about five minutes on two CPU cores
     python -m benchmarks.processes --quick    # a smoke run
 
 Timed in turns, with one global batch:
 
 * one process on one core, the whole batch, and half of it: what a process computes in the time of the other's half;
-* two processes of one core each over loopback, the whole batch;
-* two processes that only sum arrays of the shapes of all gradients: the exchange by itself.
+* two processes of one core each over loopback, the whole batch: on two cores together, and each bound to its own;
+* the same processes, only summing arrays of the shapes of all gradients: the exchange by itself.
 
 From these follows, on paper, the batch per device above which many machines stay above 80 % of linear scaling: a ring sends and
 receives 2 (N − 1)/N times the bytes of the gradients in every step, which is to take at most a quarter of the time of computing.
@@ -16,14 +16,14 @@ receives 2 (N − 1)/N times the bytes of the gradients in every step, which is 
 import argparse
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks import report, workers
 from experiments.harness import cli, distribution
 
 MODULE = "benchmarks.processes"
-FULL = {"size": 32, "levels": 3, "steps": 8, "hidden": 64, "batch": 64, "rounds": 7, "count": 6}
+FULL = {"size": 32, "levels": 3, "steps": 8, "hidden": 64, "batch": 64, "rounds": 7, "count": 4}
 QUICK = {"size": 8, "levels": 1, "steps": 1, "hidden": 8, "batch": 8, "rounds": 2, "count": 2}
 MIXING = "aux_factored"
 GIGABITS, SHARE = 10.0, 0.8
@@ -77,32 +77,43 @@ def worker(settings: dict[str, int]) -> None:
     workers.serve(steps, tensors=len(shapes), parameters=sum(int(np.prod(shape)) for shape in shapes))
 
 
-def measure(args: argparse.Namespace, settings: dict[str, int]) -> dict[str, Any]:
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        raise SystemExit(f"Two processes of one core each need two cores. Received: {len(cores)}.")
-    arguments = ["--worker", *(["--quick"] if args.quick else [])]
-    common = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
-    alone = workers.Worker(MODULE, arguments, common, {cores[0]})
-    told = alone.ready()
+def start_pair(arguments: list[str], common: dict[str, str], cores: Sequence[set[int]]) -> list[workers.Worker]:
+    """Two processes that train together."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    pair = []
-    for identity in range(2):
-        joined = {distribution.ADDRESSES: address, distribution.NUMBER: "2", distribution.IDENTITY: str(identity)}
-        pair.append(workers.Worker(MODULE, arguments, {**common, **joined}, {cores[identity]}))
+    names = (distribution.ADDRESSES, distribution.NUMBER, distribution.IDENTITY)
+    pair = [
+        workers.Worker(MODULE, arguments, {**common, **dict(zip(names, (address, "2", str(i)), strict=True))}, cores[i])
+        for i in range(2)
+    ]
     for process in pair:
         process.ready()
+    return pair
+
+
+def measure(args: argparse.Namespace, settings: dict[str, int]) -> dict[str, Any]:
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        raise SystemExit(f"Two processes of one core each need two cores. Received: {len(cores)}.")
+    arguments = ["--worker", "--batch", str(settings["batch"]), *(["--quick"] if args.quick else [])]
+    # XLA computes with one thread in each process, wherever that runs.
+    common = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "NPROC": "1"}
+    alone = workers.Worker(MODULE, arguments, common, {cores[0]})
+    told = alone.ready()
+    pinned = start_pair(arguments, common, [{core} for core in cores])
+    pair = start_pair(arguments, common, [set(cores)] * 2)
     print("ready", flush=True)
     candidates = {
         "one process": ([alone], "whole"),
         "one process, half of the batch": ([alone], "half"),
         "two processes": (pair, "whole"),
         "two processes, exchange only": (pair, "exchange"),
+        "two processes, each bound to a core": (pinned, "whole"),
+        "two processes, each bound to a core, exchange only": (pinned, "exchange"),
     }
     times = workers.rounds(candidates, settings["rounds"])
-    workers.close([alone, *pair])
+    workers.close([alone, *pair, *pinned])
     for name, entry in times.items():
         # An answer is that of `count` steps of training, or of one exchange.
         steps = 1 if "exchange" in name else settings["count"]
@@ -123,6 +134,7 @@ def conclusions(measured: dict[str, Any], batch: int) -> dict[str, float]:
     found = {
         "throughput": one / two,
         "throughput_of_minima": lowest["one process"] / lowest["two processes"],
+        "throughput_bound_to_cores": one / seconds["two processes, each bound to a core"],
         "throughput_without_exchange": one / half,
         "seconds_of_exchange": seconds["two processes, exchange only"],
         "bytes_of_gradients": gradients,
@@ -138,9 +150,11 @@ def conclusions(measured: dict[str, Any], batch: int) -> dict[str, float]:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     report.add_arguments(p, "processes", quick="a small flow and few rounds, to see that everything runs")
+    p.add_argument("--batch", type=cli.positive, metavar="N", help=f"default: {FULL['batch']}, with --quick {QUICK['batch']}")
     p.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = p.parse_args()
-    settings = QUICK if args.quick else FULL
+    settings = dict(QUICK if args.quick else FULL)
+    settings["batch"] = args.batch or settings["batch"]
     if args.worker:
         worker(settings)
         return
