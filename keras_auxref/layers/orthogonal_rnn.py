@@ -18,10 +18,10 @@ from keras_auxref.typing import Shape, Tensor
 class OrthogonalRNN(keras.layers.RNN):
     """A recurrent network whose transition preserves norms: h_t = activation(T(h_{t−1}) + V x_t + b).
 
-    What does not depend on the state, V x_t + b for every t and the kernel of T, is computed once per sequence. On TensorFlow the
-    rest is one loop (`ops.recurrence`), with its gradient in closed form while training, unless a mask, `recurrent_dropout`,
-    `unroll`, half precision or an activation without a known derivative asks for the general loop of Keras. Both compute the
-    same.
+    What does not depend on the state, V x_t + b for every t and the kernel of T, is computed once per sequence. On TensorFlow and
+    JAX the rest is one loop (`ops.recurrence`), with its gradient in closed form while training, unless a mask,
+    `recurrent_dropout`, `unroll`, half precision or an activation without a known derivative asks for the general loop of
+    Keras. Both compute the same.
 
     Args:
         units: Positive integer, the size n of the state.
