@@ -9,6 +9,7 @@ matrices with one of four penalties on what is not orthogonal (Bansal et al. 201
     python -m experiments.fcnn --map aux --map exp --runs 3        only these two, with mean and standard deviation
     python -m experiments.fcnn --map aux --map cayley --map soft-srip --map dense    orthogonal by form, by a penalty, or not
     python -m experiments.fcnn --dataset mnist --resume            the paper's experiment; goes on where it was interrupted
+    python -m experiments.fcnn --map householder --rate 1e-3 --rate 1e-4    one map with two learning rates of U and V
 
 Writes a JSON file with every epoch of every run and a figure of the validation error over epochs and over seconds of
 training, without validation and without compiling: the training step is compiled on a trial batch before the clock starts.
@@ -29,13 +30,29 @@ SOFT = {"soft-so": 1e-2, "soft-dso": 1e-2, "soft-mc": 1e-1, "soft-srip": 1e-1}
 """Penalties and their strengths: those on all entries of WᵀW − I are large numbers, those on the largest are small."""
 REFERENCE = "dense"
 LAYERS = 3
+STARTS = {"uniform": None, "rotation": "fixed_point_free"}
+"""Of U and V: weights U(−1/√d, 1/√d) as in the paper, or random rotations, the same kind for every map."""
+RATE = 1e-3
+"""The learning rate of Adam, if no other is given for U and V."""
 DEFAULTS = {
     "digits": {"epochs": 20, "batch_size": 32, "runs": 1},
     "mnist": {"epochs": 10, "batch_size": 128, "runs": 3},
 }
 
 
-def build_model(name: str, dimension: int, classes: int) -> "keras.Sequential":
+def run_name(map: str, start: str, rate: float) -> str:
+    """The name of a run: its map, and what is not as in the paper."""
+    return "+".join([map, *([start] if start != "uniform" else []), *([f"{rate:g}"] if rate != RATE else [])])
+
+
+def parts_of(name: str) -> tuple[str, str, float]:
+    """The map, the start and the learning rate of a run."""
+    map, *more = name.split("+")
+    start = more.pop(0) if more and more[0] in STARTS else "uniform"
+    return map, start, float(more[0]) if more else RATE
+
+
+def build_model(name: str, dimension: int, classes: int, start: str = "uniform") -> "keras.Sequential":
     """The paper's classifier with U and V by the map `name`, or with plain Dense layers in their place (`"dense"`, `"soft-…"`).
 
     A relu follows each of the three layers, the last too, so that it does not merge with the final Dense.
@@ -58,7 +75,7 @@ def build_model(name: str, dimension: int, classes: int) -> "keras.Sequential":
         if name == REFERENCE or name in SOFT:
             layers += [linear(), Scale(), linear(), keras.layers.ReLU()]
         else:
-            layers.append(SVDDense(map=name, activation="relu"))
+            layers.append(SVDDense(map=name, activation="relu", kernel_initializer=STARTS[start]))
     return keras.Sequential([*layers, keras.layers.Dense(classes, **uniform)], name=name)
 
 
@@ -99,9 +116,28 @@ def arguments() -> Any:
         help="a map to train; repeat for several (default: the four maps; soft-…: plain Dense layers with a penalty on what is "
         "not orthogonal; dense: without one)",
     )
+    p.add_argument(
+        "--start",
+        action="append",
+        dest="starts",
+        choices=tuple(STARTS),
+        help="where U and V start, for every map; repeat for several (default: uniform, the paper's weights)",
+    )
+    p.add_argument(
+        "--rate",
+        action="append",
+        dest="rates",
+        type=cli.positive_number,
+        metavar="X",
+        help=f"learning rate of U and V, for every map; repeat for several (default: {RATE}, which all other weights have)",
+    )
     cli.add_backend(p)
     args = cli.parse(p)
-    args.maps = list(dict.fromkeys(args.maps or MAPS))
+    maps, starts, rates = args.maps or MAPS, args.starts or ["uniform"], args.rates or [RATE]
+    if set(maps) & {*SOFT, REFERENCE} and (starts, rates) != (["uniform"], [RATE]):
+        p.error(f"arguments --start and --rate: expected maps of {', '.join(MAPS)}")
+    names = [run_name(map, start, rate) for map in maps for start in starts for rate in rates]
+    args.names = list(dict.fromkeys(names))
     return args
 
 
@@ -122,11 +158,14 @@ def main() -> None:
     here = environment()
     print(f"{args.dataset}: d = {dataset.dimension}, {len(dataset.train_images)} training images, on {hardware(here)}")
     training_data, validation_data = dataset.vectors()
-    for attempt in attempts(args, args.maps, results, here):
+    for attempt in attempts(args, args.names, results, here):
+        map, start, rate = parts_of(attempt.run.map)
         with cli.scope(args):
-            model = build_model(attempt.run.map, dataset.dimension, dataset.classes)
+            model = build_model(map, dataset.dimension, dataset.classes, start)
+            adam = keras.optimizers.Adam(RATE)
+            own = keras.optimizers.Adam(rate)
             model.compile(
-                optimizer=keras.optimizers.Adam(),
+                optimizer=adam if rate == RATE else training.optimizers(adam, own, ".*/[uv]/.*"),
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 metrics=["accuracy"],
                 jit_compile=cli.jit_compile(args),

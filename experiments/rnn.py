@@ -104,12 +104,10 @@ def optimizer(learning_rate: float, transition_learning_rate: float) -> "keras.o
     """Adam for the weights of the transition, RMSprop for the others."""
     import keras
 
-    if not hasattr(keras.optimizers, "MultiOptimizer"):
-        raise SystemExit(
-            "The experiment needs keras.optimizers.MultiOptimizer, which this version of Keras lacks: pip install -U keras."
-        )
+    from experiments.harness import training
+
     rest, transition = keras.optimizers.RMSprop(learning_rate), keras.optimizers.Adam(transition_learning_rate)
-    return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(rest, {".*/transition/.*": transition}))
+    return training.optimizers(rest, transition, ".*/transition/.*")
 
 
 def describe(task: str) -> Task:

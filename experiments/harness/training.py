@@ -131,6 +131,15 @@ def train(
     remove(checkpoints)
 
 
+def optimizers(rest: keras.optimizers.Optimizer, own: keras.optimizers.Optimizer, path: str) -> keras.optimizers.Optimizer:
+    """One optimizer for the variables whose path matches, and another for the rest."""
+    if not hasattr(keras.optimizers, "MultiOptimizer"):
+        raise SystemExit(
+            "The experiment needs keras.optimizers.MultiOptimizer, which this version of Keras lacks: pip install -U keras."
+        )
+    return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(rest, {path: own}))
+
+
 def save_model(model: keras.Model, path: Path) -> None:
     """Write a `.keras` file aside and rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -186,3 +186,26 @@ def test_every_map_and_mirrored_strategy(experiment, tmp_path):
     after = json.loads((tmp_path / "here" / "fcnn-digits.json").read_text())["runs"]
     assert after[:8] == runs
     assert [(run["map"], run["run"]) for run in after[8:]] == [("dense", 0), ("dense", 1)]
+
+
+@pytest.mark.parametrize("map", ["aux", "householder"])
+@pytest.mark.parametrize("start", ["uniform", "rotation"])
+@pytest.mark.parametrize("rate", [1e-3, 3e-4, 1e-4])
+def test_the_name_of_a_run_has_its_settings(map, start, rate):
+    from experiments import fcnn
+
+    name = fcnn.run_name(map, start, rate)
+    assert fcnn.parts_of(name) == (map, start, rate)
+    assert (name == map) == (start == "uniform" and rate == 1e-3)
+
+
+@pytest.mark.parametrize("map", ["aux", "householder", "cayley", "exp"])
+def test_every_map_starts_as_a_rotation(map, rng):
+    from experiments import fcnn
+
+    layer = fcnn.build_model(map, 6, 3, start="rotation").layers[0]
+    x = rng.normal(size=(6, 6)).astype("float32")
+    for part in (layer.u, layer.v):
+        matrix = np.linalg.solve(x, part(x).numpy())  # of the linear map that it is at the start
+        assert np.abs(matrix.T @ matrix - np.eye(6)).max() < 1e-4
+        assert np.linalg.det(matrix) > 0
