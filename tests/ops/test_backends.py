@@ -33,14 +33,14 @@ def _triangle(rng, m):
     return np.triu(v.T @ v, 1) + 0.5 * np.eye(m)
 
 
-@pytest.mark.parametrize("m", [1, 2, 3, 5, 12, 48, 64, 100])
+@pytest.mark.parametrize("m", [1, 3, 12, 48])
 def test_upper_triangles_on_jax(rng, m):
     jax = pytest.importorskip("jax")
     from keras_auxref.ops.backend.jax import solve_upper
 
     t, b = _triangle(rng, m).astype("float32"), rng.normal(size=(m, 4)).astype("float32")
     exact = np.linalg.solve(t.astype("float64"), b.astype("float64"))
-    assert np.abs(solve_upper(t, b) - exact).max() < 2e-6 * np.abs(exact).max() + 1e-6
+    assert np.abs(jax.jit(solve_upper)(t, b) - exact).max() < 2e-6 * np.abs(exact).max() + 1e-6
     with jax.enable_x64(True):
         found = jax.jit(solve_upper)(t.astype("float64"), b.astype("float64"))
         assert found.dtype == "float64"
