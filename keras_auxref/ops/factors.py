@@ -61,7 +61,16 @@ class Factors(NamedTuple):
     @property
     def tensors(self) -> "Factors":
         """The same without a route that is a Python integer, which is no tensor."""
-        return self._replace(route=()) if isinstance(self.route, int) else self
+        return self if self.known_route is None else self._replace(route=())
+
+    @property
+    def known_route(self) -> int | None:
+        """The route, where it is known while tracing."""
+        return self.route if isinstance(self.route, int) else None
+
+    def on(self, route: int | None) -> "Factors":
+        """The same with the route that is known; None leaves the tensor."""
+        return self if route is None else self._replace(route=route)
 
 
 def factorize(w: Tensor, symmetric: bool | None = None) -> Factors:
@@ -124,8 +133,8 @@ def dispatch(factors: Factors, possible: tuple[int, ...], function: Callable[[Ro
         possible: Which routes to expect, by `routes_of`.
         function: Called with a `Route`; all its results have the same structure.
     """
-    if isinstance(factors.route, int):
-        return function(ROUTES[factors.route])
+    if factors.known_route is not None:
+        return function(ROUTES[factors.known_route])
     position = sum(ops.cast(factors.route > index, "int32") for index in possible[:-1])
     return ops.switch(position, [lambda index=index: function(ROUTES[index]) for index in possible])
 

@@ -115,8 +115,7 @@ class _Search(NamedTuple):
         if factors is None or factors.bracket is None:
             factors = factors_of(w, symmetric, bracket=True)
         near = None if near is None else ops.stop_gradient(ops.cast(near, backend.wide_dtype()))
-        route = factors.route if isinstance(factors.route, int) else None
-        return cls((factors.tensors, near), symmetric, route, max_steps)
+        return cls((factors.tensors, near), symmetric, factors.known_route, max_steps)
 
     @property
     def bracket(self) -> Bracket:
@@ -138,7 +137,7 @@ def _search(y: Tensor, w: Tensor, constants: Any, *, symmetric: bool | None, rou
     float64, since nothing bounds the condition of its Jacobian.
     """
     factors, near = constants
-    factors = factors if route is None else factors._replace(route=route)
+    factors = factors.on(route)
     size = power_of_two(size_of(y))
     unit, matrix = y / size, w / ops.cast(factors.scale, w.dtype)
     null = is_null(largest(matmul(unit, ops.transpose(matrix))), null_bound(matrix))
@@ -249,7 +248,7 @@ def _differentiable(y: Tensor, w: Tensor, search: _Search) -> Tensor:
 
 def _gradients(g: Tensor, x: Tensor, w: Tensor, factors: Factors, *, symmetric: Any, route: int | None) -> tuple[Tensor, Tensor]:
     """J⁻ᵀg and −(∂f/∂W)ᵀJ⁻ᵀg at x = f⁻¹(y)."""
-    factors = factors if route is None else factors._replace(route=route)
+    factors = factors.on(route)
     scale = ops.cast(factors.scale, w.dtype)
     w = w / scale
     forward = reflection(x, w)

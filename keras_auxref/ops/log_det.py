@@ -70,8 +70,7 @@ def log_det_jacobian(x: Tensor, w: Tensor, *, symmetric: bool | None = None, fac
 def _run(x: Tensor, w: Tensor, symmetric: bool | None, factors: Factors | None, *, value: bool) -> tuple[Tensor, ...]:
     if factors is None:
         factors = factors_of(w, symmetric)
-    route = factors.route if isinstance(factors.route, int) else None
-    static: dict[str, Any] = {"symmetric": symmetric, "route": route, "value": value}
+    static: dict[str, Any] = {"symmetric": symmetric, "route": factors.known_route, "value": value}
     outputs = backend.closed_form(
         functools.partial(_forward, **static),
         functools.partial(_backward, **static),
@@ -83,17 +82,13 @@ def _run(x: Tensor, w: Tensor, symmetric: bool | None, factors: Factors | None, 
     return (*outputs[:-1], ops.stop_gradient(outputs[-1])) if value else (outputs,)
 
 
-def _with_route(factors: Factors, route: int | None) -> Factors:
-    return factors if route is None else factors._replace(route=route)
-
-
 def _forward(x: Tensor, w: Tensor, factors: Factors, *, symmetric: Any, route: int | None, value: bool) -> Any:
     outputs, saved = backend.shared(_value, x, w, factors, rows=1, symmetric=symmetric, route=route)
     return (outputs if value else outputs[1]), saved
 
 
 def _value(x: Tensor, w: Tensor, factors: Factors, *, symmetric: bool | None, route: int | None) -> Any:
-    factors = _with_route(factors, route)
+    factors = factors.on(route)
     scale = ops.cast(factors.scale, w.dtype)
     forward = reflection(x, w / scale)
 
@@ -117,7 +112,7 @@ def _gradients(
     gy: Tensor | None, g: Tensor, forward: Reflection, w: Tensor, factors: Factors, *, symmetric: Any, route: int | None
 ) -> tuple[Tensor, Tensor]:
     """The gradients for x and W: of log|det J| in the units of x̂ = x/size and W/scale, of f(x) in its own."""
-    factors = _with_route(factors, route)
+    factors = factors.on(route)
     scale = ops.cast(factors.scale, w.dtype)
     w = w / scale
 
