@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def _run(*command, **options):
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=600, **options)
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=1200, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

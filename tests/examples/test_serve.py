@@ -380,7 +380,7 @@ def test_benchmark(folders, tmp_path):
         str(tmp_path / "r.json"),
     ]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, env=environment)
     assert done.returncode == 0, done.stderr
     content = json.loads((tmp_path / "r.json").read_text())
     assert content["requests"] == 200

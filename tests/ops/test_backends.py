@@ -18,7 +18,7 @@ def test_every_function_on_every_backend(backend):
         pytest.skip(f"{backend} is not installed")
     script = Path(__file__).with_name("on_a_backend.py")
     environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": str(script.parents[2])}
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert len(found) >= 17

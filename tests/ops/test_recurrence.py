@@ -283,7 +283,7 @@ def test_on_jax() -> None:
     script = Path(__file__).with_name("recurrence_on_jax.py")
     environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu"}
     environment["PYTHONPATH"] = str(script.parents[2])
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["backend"] == "jax"
