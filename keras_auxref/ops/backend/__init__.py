@@ -5,55 +5,20 @@ function; `shared` keeps graphs small; `only_rows` works on a few rows of a batc
 backend can do; `tanh` keeps the dtype; `solve_upper` solves with a triangular matrix.
 """
 
+import importlib
+from typing import Any
+
 import keras
 
-if keras.backend.backend() == "tensorflow":
-    from keras_auxref.ops.backend.tensorflow import (
-        closed_form,
-        inside_xla,
-        only_rows,
-        picks_rows,
-        shared,
-        solve_upper,
-        tanh,
-        vjp,
-        wide_dtype,
-    )
-elif keras.backend.backend() == "jax":
-    from keras_auxref.ops.backend.jax import (
-        closed_form,
-        inside_xla,
-        only_rows,
-        picks_rows,
-        shared,
-        solve_upper,
-        tanh,
-        vjp,
-        wide_dtype,
-    )
-elif keras.backend.backend() == "torch":
-    from keras_auxref.ops.backend.torch import (
-        closed_form,
-        inside_xla,
-        only_rows,
-        picks_rows,
-        shared,
-        solve_upper,
-        tanh,
-        vjp,
-        wide_dtype,
-    )
-else:
-    from keras_auxref.ops.backend.numpy import (
-        closed_form,
-        inside_xla,
-        only_rows,
-        picks_rows,
-        shared,
-        solve_upper,
-        tanh,
-        vjp,
-        wide_dtype,
-    )
+_NAME = keras.backend.backend()
+_CHOSEN: Any = importlib.import_module(f"{__name__}.{_NAME if _NAME in ('tensorflow', 'jax', 'torch') else 'numpy'}")
 
-__all__ = ["closed_form", "inside_xla", "only_rows", "picks_rows", "shared", "solve_upper", "tanh", "vjp", "wide_dtype"]
+closed_form = _CHOSEN.closed_form
+inside_xla = _CHOSEN.inside_xla
+only_rows = _CHOSEN.only_rows
+picks_rows = _CHOSEN.picks_rows
+shared = _CHOSEN.shared
+solve_upper = _CHOSEN.solve_upper
+tanh = _CHOSEN.tanh
+vjp = _CHOSEN.vjp
+wide_dtype = _CHOSEN.wide_dtype
