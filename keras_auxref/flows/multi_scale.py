@@ -1,5 +1,6 @@
 """The multi-scale architecture of RealNVP and Glow as one invertible layer: images to vectors and back."""
 
+import itertools
 import math
 import random
 from typing import Any
@@ -151,21 +152,17 @@ class MultiScale(Invertible, keras.layers.Layer):
                 x, log_det = visit(layer, x)
                 total = total + _per_image(log_det)
             if level < self.levels - 1:
-                kept = x.shape[-1] - x.shape[-1] // 2
-                parts.append(_flat(x[..., kept:]))
-                x = x[..., :kept]
+                x, done = keras.ops.split(x, [x.shape[-1] - x.shape[-1] // 2], axis=-1)
+                parts.append(_flat(done))
         return keras.ops.concatenate([*parts, _flat(x)], axis=-1), total
 
     def inverse(self, y: Any) -> Any:
         """Images from z."""
         y = keras.ops.convert_to_tensor(y, dtype=self.compute_dtype)
         shapes = self._part_shapes()
-        cuts = [math.prod(shape) for shape in shapes]
-        offsets = [sum(cuts[:i]) for i in range(len(cuts))]
-        parts = [
-            keras.ops.reshape(y[..., start : start + cut], (-1, *shape))
-            for start, cut, shape in zip(offsets, cuts, shapes, strict=True)
-        ]
+        ends = itertools.accumulate(math.prod(shape) for shape in shapes[:-1])
+        pieces = keras.ops.split(y, list(ends), axis=-1)
+        parts = [keras.ops.reshape(piece, (-1, *shape)) for piece, shape in zip(pieces, shapes, strict=True)]
         x = parts.pop()
         for level in reversed(range(self.levels)):
             if level < self.levels - 1:

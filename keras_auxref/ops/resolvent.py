@@ -145,8 +145,8 @@ class Paired:
 
 def swap(z: Tensor) -> Tensor:
     """The two halves of the last axis, exchanged: each column meets the other of its block."""
-    h = z.shape[-1] // 2
-    return ops.concatenate([z[..., h:], z[..., :h]], axis=-1)
+    first, second = ops.split(z, 2, axis=-1)
+    return ops.concatenate([second, first], axis=-1)
 
 
 class Rows:
