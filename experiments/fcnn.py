@@ -42,14 +42,14 @@ DEFAULTS = {
 
 def run_name(map: str, start: str, rate: float) -> str:
     """The name of a run: its map, and what is not as in the paper."""
-    return "+".join([map, *([start] if start != "uniform" else []), *([f"{rate:g}"] if rate != RATE else [])])
+    return "+".join([map, *([start] if start != "uniform" else []), *([f"rate={rate:g}"] if rate != RATE else [])])
 
 
 def parts_of(name: str) -> tuple[str, str, float]:
     """The map, the start and the learning rate of a run."""
     map, *more = name.split("+")
     start = more.pop(0) if more and more[0] in STARTS else "uniform"
-    return map, start, float(more[0]) if more else RATE
+    return map, start, float(more[0].removeprefix("rate=")) if more else RATE
 
 
 def build_model(name: str, dimension: int, classes: int, start: str = "uniform") -> "keras.Sequential":
@@ -79,6 +79,21 @@ def build_model(name: str, dimension: int, classes: int, start: str = "uniform")
     return keras.Sequential([*layers, keras.layers.Dense(classes, **uniform)], name=name)
 
 
+def compile_model(model: "keras.Sequential", rate: float, jit: bool | str = "auto") -> None:
+    """Adam with default parameters as in the paper, and with a learning rate of their own for U and V."""
+    import keras
+
+    from experiments.harness import training
+
+    adam, own = keras.optimizers.Adam(RATE), keras.optimizers.Adam(rate)
+    model.compile(
+        optimizer=adam if rate == RATE else training.optimizers(adam, own, ".*/[uv]/.*"),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        jit_compile=jit,
+    )
+
+
 def orthogonality(model: "keras.Sequential") -> dict[str, Any]:
     """The largest ‖WᵀW − I‖ in the Frobenius norm over all U and V; nothing where they are no matrices (`"aux"`)."""
     import keras
@@ -106,8 +121,8 @@ def rows(results: Results) -> list[list[str]]:
     return [[*row, defect(row[0])] for row in cli.comparison(results)]
 
 
-def arguments() -> Any:
-    p = cli.parser(__doc__, ("digits", "mnist"), DEFAULTS)
+def add_settings(p: Any) -> None:
+    """The arguments that say which networks to train."""
     p.add_argument(
         "--map",
         action="append",
@@ -131,13 +146,22 @@ def arguments() -> Any:
         metavar="X",
         help=f"learning rate of U and V, for every map; repeat for several (default: {RATE}, which all other weights have)",
     )
-    cli.add_backend(p)
-    args = cli.parse(p)
+
+
+def run_names(p: Any, args: Any) -> list[str]:
+    """Every map with every start and every learning rate."""
     maps, starts, rates = args.maps or MAPS, args.starts or ["uniform"], args.rates or [RATE]
     if set(maps) & {*SOFT, REFERENCE} and (starts, rates) != (["uniform"], [RATE]):
         p.error(f"arguments --start and --rate: expected maps of {', '.join(MAPS)}")
-    names = [run_name(map, start, rate) for map in maps for start in starts for rate in rates]
-    args.names = list(dict.fromkeys(names))
+    return list(dict.fromkeys(run_name(map, start, rate) for map in maps for start in starts for rate in rates))
+
+
+def arguments() -> Any:
+    p = cli.parser(__doc__, ("digits", "mnist"), DEFAULTS)
+    add_settings(p)
+    cli.add_backend(p)
+    args = cli.parse(p)
+    args.names = run_names(p, args)
     return args
 
 
@@ -150,7 +174,6 @@ def main() -> None:
     results = Results(output / f"{stem}.json", "fcnn", dataset.describe(), settings, resume=args.resume)
 
     cli.import_keras(args)
-    import keras
 
     from experiments.harness import plotting, training
     from experiments.harness.attempts import attempts
@@ -162,14 +185,7 @@ def main() -> None:
         map, start, rate = parts_of(attempt.run.map)
         with cli.scope(args):
             model = build_model(map, dataset.dimension, dataset.classes, start)
-            adam = keras.optimizers.Adam(RATE)
-            own = keras.optimizers.Adam(rate)
-            model.compile(
-                optimizer=adam if rate == RATE else training.optimizers(adam, own, ".*/[uv]/.*"),
-                loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                metrics=["accuracy"],
-                jit_compile=cli.jit_compile(args),
-            )
+            compile_model(model, rate, cli.jit_compile(args))
         training.train(
             model,
             training_data,

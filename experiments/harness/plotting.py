@@ -41,6 +41,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "fixed": {"color": "#56B4E9", "marker": "X", "label": "fixed rotation"},
 }
 SPARE_COLORS = ("#E69F00", "#56B4E9", "#8C6D31", "#7B4FA3", "#B2182B", "#1B7837")
+BROKEN_LINES = ("--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
 RC = {
     "font.size": 11,
     "axes.spines.top": False,
@@ -54,8 +55,16 @@ RC = {
 
 
 def style(name: str, position: int = 0) -> dict[str, Any]:
-    """Colour, marker and label of a map; the others get a spare colour by their position."""
-    return STYLES.get(name) or {"color": SPARE_COLORS[position % len(SPARE_COLORS)], "marker": "P", "label": name}
+    """Colour, marker and label of a map; the others get a spare colour by their position.
+
+    `map+setting+…` is a map with settings of its own: it looks like the map, with a broken line.
+    """
+    map, *settings = name.split("+")
+    look = STYLES.get(map) or {"color": SPARE_COLORS[position % len(SPARE_COLORS)], "marker": "P", "label": map}
+    if not settings:
+        return look
+    label = f"{look['label']}, {', '.join(settings).replace('_', ' ').replace('=', ' ')}"
+    return {**look, "linestyle": BROKEN_LINES[position % len(BROKEN_LINES)], "label": label}
 
 
 def learning_curves(
@@ -110,7 +119,7 @@ def _curves(axes: Any, runs: Sequence[Run], measure: str, scale: float, steps_pe
         mean, deviation = scale * values.mean(axis=0), scale * _deviation(values)
         look = style(name, position)
         epochs = np.arange(1, len(mean) + 1) * (steps_per_epoch or 1)
-        line = {"color": look["color"], "marker": look["marker"], "markersize": 4, "linewidth": 1.8, "label": look["label"]}
+        line = {"markersize": 4, "linewidth": 1.8, **look}
         for axis, x in zip(axes, (epochs, seconds.mean(axis=0)), strict=True):
             axis.plot(x, mean, **line, markevery=max(1, len(mean) // 10))
             axis.fill_between(x, _above_zero(mean - deviation, mean), mean + deviation, color=look["color"], alpha=0.18, lw=0)
