@@ -64,9 +64,17 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "validation_size": 1000,
     },
 }
+PAPER = 3.66
+"""Bits per dimension of the paper's flow on CIFAR-10 after 80 epochs, with the settings above (its appendix on Glow)."""
 STEPS_PER_EPOCH = 50
 VALIDATION_BATCH = 250
 INITIAL_IMAGES = 256
+
+
+def as_in_the_paper(args: Any) -> bool:
+    """Whether flow and data have the paper's size."""
+    keys = ("size", "levels", "steps", "hidden")
+    return args.dataset == "cifar10" and all(getattr(args, key) == DEFAULTS["cifar10"][key] for key in keys)
 
 
 def bits_per_dim(logs: dict[str, float]) -> dict[str, float]:
@@ -284,6 +292,7 @@ def main() -> None:
         title=of,
         steps_per_epoch=args.steps_per_epoch,
         skip=0.1,
+        baseline=(PAPER, "the paper's flow after 80 epochs") if as_in_the_paper(args) else None,
     )
     names = dict.fromkeys(run.map for run in results.runs())
     stored_pictures = {name: flows.Pictures.load(output / f"{stem}-{name}.npz") for name in names}

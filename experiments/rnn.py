@@ -243,7 +243,7 @@ def main() -> None:
         title=title,
         steps_per_epoch=args.steps_per_epoch,
         more=more,
-        baseline=x.baseline,
+        baseline=(x.baseline, "without memory") if x.baseline else None,
     )
     print(f"\nAfter {args.epochs} epochs; seconds are medians over epochs of training alone:\n")
     table_scale = scale if args.task == "pixels" else 1e3

@@ -78,25 +78,27 @@ def learning_curves(
     steps_per_epoch: int | None = None,
     skip: float = 0.0,
     more: Sequence[tuple[str, str, float]] = (),
-    baseline: float | None = None,
+    baseline: tuple[float, str] | None = None,
 ) -> None:
     """Draw one measure over epochs (left) and over seconds of training (right), as in the paper's figure 2.
 
     With `steps_per_epoch` the left side counts training steps. The vertical axis ends where the slowest map is after a share
     `skip` of the epochs, because late differences are small beside the first descent. Every (measure, label, scale) of `more` is
-    drawn below in the same way, as in the paper's figure 3. `baseline` is a value of the first measure to compare with.
+    drawn below in the same way, as in the paper's figure 3. `baseline` is a value of the first measure, and what it is.
     """
     names = list(dict.fromkeys(run.map for run in runs))
     rows = [(measure, label, scale), *more]
     with plt.rc_context(RC):
         size = (10.5, 4.4 + 3.4 * len(more))
         figure, grid = plt.subplots(len(rows), 2, figsize=size, sharex="col", sharey="row", layout="constrained", squeeze=False)
-        for axes, (measure, label, scale) in zip(grid, rows, strict=True):
-            _curves(axes, runs, measure, scale, steps_per_epoch, skip)
-            axes[0].set(ylabel=label)
+        for row, (measure, label, scale) in enumerate(rows):
+            also = [baseline[0]] if baseline and row == 0 else []
+            _curves(grid[row], runs, measure, scale, steps_per_epoch, skip, also)
+            grid[row, 0].set(ylabel=label)
         if baseline is not None:
+            value, of = baseline
             for axis in grid[0]:
-                axis.axhline(baseline, color="#333333", linestyle="--", linewidth=1.2, label="without memory", zorder=1)
+                axis.axhline(value, color="#333333", linestyle="--", linewidth=1.2, label=of, zorder=1)
         grid[-1, 0].set(xlabel="Training step" if steps_per_epoch else "Epoch")
         grid[-1, 1].set(xlabel="Seconds of training")
         grid[-1, 1].set_xlim(left=0)
@@ -111,9 +113,17 @@ def learning_curves(
         save(figure, path)
 
 
-def _curves(axes: Any, runs: Sequence[Run], measure: str, scale: float, steps_per_epoch: int | None, skip: float) -> None:
+def _curves(
+    axes: Any,
+    runs: Sequence[Run],
+    measure: str,
+    scale: float,
+    steps_per_epoch: int | None,
+    skip: float,
+    shown_too: Sequence[float] = (),
+) -> None:
     """One measure of every map, over epochs on the first of two axes and over seconds on the second."""
-    lows, highs = [], []
+    lows, highs = list(shown_too), list(shown_too)
     for position, name in enumerate(dict.fromkeys(run.map for run in runs)):
         values, seconds = _stacked(runs, name, measure)
         mean, deviation = scale * values.mean(axis=0), scale * _deviation(values)

@@ -181,7 +181,27 @@ def test_figure_with_two_rows_and_a_baseline(tmp_path):
     runs = [Run(name, 0, 0, True, curves=curves) for name in ("aux", "householder-1", "lstm")]
     more = [("validation_loss", "Loss", 1.0)]
     plotting.learning_curves(runs, tmp_path / "one.png")
-    plotting.learning_curves(runs, tmp_path / "two.png", more=more, baseline=20.0)
+    plotting.learning_curves(runs, tmp_path / "two.png", more=more, baseline=(20.0, "without memory"))
     one, two = (plotting.plt.imread(tmp_path / f"{name}.png") for name in ("one", "two"))
     assert two.shape[0] > 1.5 * one.shape[0]
     assert one.shape[1] == two.shape[1]
+
+
+def test_a_baseline_below_all_curves_is_in_the_figure(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plotting, "save", lambda figure, path: drawn.append(figure))
+    curves = {"seconds": [1.0, 2.0, 3.0], "validation_bits": [4.2, 3.9, 3.8]}
+    names = ("aux_factored", "aux_factored+additive", "conv")
+    runs = [Run(name, 0, 0, True, curves=curves) for name in names]
+    options = {"measure": "validation_bits", "scale": 1.0, "skip": 0.1}
+    plotting.learning_curves(runs, tmp_path / "x.png", baseline=(3.66, "the paper"), **options)
+    axis = drawn[0].axes[0]
+    assert axis.get_ylim()[0] < 3.66
+    assert axis.get_ylim()[1] > 4.2
+    labels = [line.get_label() for line in axis.get_lines()]
+    assert labels == ["factored reflection", "factored reflection, additive", "1×1 convolution", "the paper"]
+    # A setting is told from its map by the line, and from other maps by the colour.
+    looks = [(line.get_color(), line.get_linestyle()) for line in axis.get_lines()[:3]]
+    assert looks[0][0] == looks[1][0] != looks[2][0]
+    assert looks[0][1] != looks[1][1]
+    plotting.plt.close(drawn[0])
