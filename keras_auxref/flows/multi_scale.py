@@ -1,6 +1,5 @@
 """The multi-scale architecture of RealNVP and Glow as one invertible layer: images to vectors and back."""
 
-import itertools
 import math
 import random
 from typing import Any
@@ -160,9 +159,12 @@ class MultiScale(Invertible, keras.layers.Layer):
         """Images from z."""
         y = keras.ops.convert_to_tensor(y, dtype=self.compute_dtype)
         shapes = self._part_shapes()
-        ends = itertools.accumulate(math.prod(shape) for shape in shapes[:-1])
-        pieces = keras.ops.split(y, list(ends), axis=-1)
-        parts = [keras.ops.reshape(piece, (-1, *shape)) for piece, shape in zip(pieces, shapes, strict=True)]
+        cuts = [math.prod(shape) for shape in shapes]
+        offsets = [sum(cuts[:i]) for i in range(len(cuts))]
+        parts = [
+            keras.ops.reshape(y[..., start : start + cut], (-1, *shape))
+            for start, cut, shape in zip(offsets, cuts, shapes, strict=True)
+        ]
         x = parts.pop()
         for level in reversed(range(self.levels)):
             if level < self.levels - 1:
