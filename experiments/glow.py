@@ -27,6 +27,8 @@ from experiments.harness.results import Results, environment, hardware, mean_and
 MIXINGS = ("aux_factored", "aux_factored_right", "aux", "aux_spectral", "aux_relaxed_cayley", "householder", "conv", "fixed")
 MORE_MIXINGS = ("qr", "aux_factored_qr", "permutation")
 """Only where they are asked for."""
+REFLECTING = ("aux_factored", "aux_factored_right", "householder", "qr", "aux_factored_qr")
+"""Those that learn Householder vectors."""
 COUPLINGS, DEQUANTISATIONS = ("affine", "additive", "logistic_mixture"), ("uniform", "variational")
 REFERENCE = "conv"
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -109,6 +111,15 @@ def arguments() -> Any:
         default=DEQUANTISATIONS[0],
         help="the noise inside of every value of a pixel (default: %(default)s)",
     )
+    p.add_argument(
+        "--vector-length",
+        action="append",
+        dest="lengths",
+        type=cli.positive_number,
+        metavar="X",
+        help="length of Householder vectors at the start, which changes no map, but how far one step of Adam turns it; repeat "
+        f"for several (default: 1; mixings: {', '.join(REFLECTING)})",
+    )
     p.add_argument("--levels", type=cli.positive, metavar="L", help=f"levels of the flow ({by_dataset('levels')})")
     p.add_argument("--steps", type=cli.positive, metavar="K", help=f"steps of each level ({by_dataset('steps')})")
     p.add_argument("--hidden", type=cli.positive, metavar="C", help=f"channels of coupling networks ({by_dataset('hidden')})")
@@ -147,15 +158,21 @@ def arguments() -> Any:
         most = (args.size & -args.size).bit_length() - 1  # how often it can be halved
         p.error(f"argument --levels: expected at most {most} for images of {args.size}×{args.size}, received {args.levels}")
     couplings = args.couplings or COUPLINGS[:1]
-    names = [run_name(mixing, coupling, args.dequantisation) for mixing in args.mixings for coupling in couplings]
-    args.flows = list(dict.fromkeys(names))
+    args.flows = list(
+        dict.fromkeys(
+            run_name(mixing, coupling, args.dequantisation, length)
+            for mixing in args.mixings
+            for coupling in couplings
+            for length in (args.lengths or [1.0] if mixing in REFLECTING else [1.0])
+        )
+    )
     return args
 
 
-def run_name(mixing: str, coupling: str, dequantisation: str) -> str:
+def run_name(mixing: str, coupling: str, dequantisation: str, length: float = 1.0) -> str:
     """The name of a run: its mixing, and what is not as in Glow."""
-    more = (coupling if coupling != COUPLINGS[0] else "", dequantisation if dequantisation != DEQUANTISATIONS[0] else "")
-    return "+".join([mixing, *filter(None, more)])
+    more = [name for name, usual in ((coupling, COUPLINGS[0]), (dequantisation, DEQUANTISATIONS[0])) if name != usual]
+    return "+".join([mixing, *more, *([f"length={length:g}"] if length != 1 else [])])
 
 
 def parts_of(name: str) -> dict[str, str]:
@@ -166,11 +183,26 @@ def parts_of(name: str) -> dict[str, str]:
     return {"mixing": mixing, "coupling": coupling, "dequantisation": dequantisation}
 
 
+def length_of(name: str) -> float:
+    """The length of the Householder vectors of a run."""
+    return next((float(part.removeprefix("length=")) for part in name.split("+") if part.startswith("length=")), 1.0)
+
+
+def lengthen(model: Any, length: float) -> None:
+    """Multiplies all Householder vectors by `length`. H(v) ignores it; a step of Adam turns a longer vector less."""
+    from keras_auxref import OrthogonalDense
+
+    for layer in model._flatten_layers():
+        if isinstance(layer, OrthogonalDense) and layer.map == "householder" and layer.built:
+            layer.kernel.assign(length * layer.kernel)
+
+
 def build_model(args: Any, name: str, image_shape: tuple[int, ...], seed: int) -> Any:
     """A compiled flow. The same seed gives the same orthogonal start to every mixing."""
     from keras_auxref.flows import Glow
 
     model = Glow(image_shape, levels=args.levels, steps=args.steps, hidden=args.hidden, seed=seed, **parts_of(name))
+    lengthen(model, length_of(name))
     model.compile(optimizer=Glow.optimizer(args.learning_rate, args.warmup), jit_compile=cli.jit_compile(args))
     return model
 

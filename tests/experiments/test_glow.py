@@ -127,6 +127,31 @@ def test_the_name_of_a_run_tells_its_parts():
         assert tuple(parts_of(run_name(*name)).values()) == name
 
 
+def test_longer_vectors_have_a_name_and_change_no_map(rng):
+    from experiments import glow
+    from keras_auxref import Glow, OrthogonalDense
+
+    assert glow.run_name("qr", "additive", "uniform", 4.0) == "qr+additive+length=4"
+    assert glow.length_of("qr+additive+length=4") == 4
+    assert glow.length_of("qr+additive") == 1
+    assert glow.parts_of("qr+additive+length=4") == glow.parts_of("qr+additive")
+    images = rng.integers(0, 256, (2, 4, 4, 3)).astype("uint8")
+    for mixing in glow.REFLECTING:
+        model = Glow((4, 4, 3), levels=1, steps=1, hidden=4, mixing=mixing, seed=0)
+        before = model.encode(images)[0].numpy()
+        glow.lengthen(model, 4.0)
+        # A power of two changes no digit.
+        np.testing.assert_array_equal(model.encode(images)[0].numpy(), before)
+        vectors = [
+            keras.ops.convert_to_numpy(layer.kernel)
+            for layer in model._flatten_layers()
+            if isinstance(layer, OrthogonalDense) and layer.built
+        ]
+        assert vectors
+        lengths = np.concatenate([np.linalg.norm(v, axis=0) for v in vectors])
+        np.testing.assert_allclose(lengths[lengths > 0], 4, rtol=1e-5)
+
+
 def test_missing_cifar_is_one_sentence(experiment, tmp_path):
     done = experiment("glow", "--dataset", "cifar10", "--no-download", TFDS_DATA_DIR=str(tmp_path / "empty"))
     assert done.returncode == 1
