@@ -100,13 +100,14 @@ def build_model(name: str, task: str, x: Sequences, hidden: int, start: str, act
     return keras.Sequential([*inputs, layer, keras.layers.Dense(outputs)], name=name.replace("-", "_"))
 
 
-def optimizer(learning_rate: float, transition_learning_rate: float) -> "keras.optimizers.Optimizer":
-    """Adam for the weights of the transition, RMSprop for the others."""
+def optimizer(learning_rate: float, transition_learning_rate: float, clip: float | None = None) -> "keras.optimizers.Optimizer":
+    """Adam for the weights of the transition, RMSprop for the others; of every weight the gradient is at most `clip` long."""
     import keras
 
     from experiments.harness import training
 
-    rest, transition = keras.optimizers.RMSprop(learning_rate), keras.optimizers.Adam(transition_learning_rate)
+    rest = keras.optimizers.RMSprop(learning_rate, clipnorm=clip)
+    transition = keras.optimizers.Adam(transition_learning_rate, clipnorm=clip)
     return training.optimizers(rest, transition, ".*/transition/.*")
 
 
@@ -154,6 +155,12 @@ def arguments() -> Any:
         help="of Adam (digits: 2e-4, mnist: 7e-5, others: 1e-3)",
     )
     p.add_argument(
+        "--clip",
+        type=cli.positive_number,
+        metavar="X",
+        help="shorten the gradient of every weight to this length where it is longer (default: never)",
+    )
+    p.add_argument(
         "--transition",
         action="append",
         dest="transitions",
@@ -188,7 +195,7 @@ def main() -> None:
     output = cli.output(args, stem)
     keys = ("epochs", "batch_size", "seed", "strategy", "jit", "hidden", "start", "activation")
     keys += ("learning_rate", "transition_learning_rate")
-    settings = cli.settings(args, (*keys, *(("steps_per_epoch",) if args.steps_per_epoch else ())))
+    settings = cli.settings(args, (*keys, *(key for key in ("steps_per_epoch", "clip") if getattr(args, key))))
     results = Results(output / f"{stem}.json", "rnn", x.description, settings, resume=args.resume)
 
     cli.import_keras(args)
@@ -205,7 +212,7 @@ def main() -> None:
         with cli.scope(args):
             model = build_model(attempt.run.map, args.task, x, args.hidden, args.start, args.activation)
             model.compile(
-                optimizer=optimizer(args.learning_rate, args.transition_learning_rate),
+                optimizer=optimizer(args.learning_rate, args.transition_learning_rate, args.clip),
                 loss=task.loss,
                 metrics=task.metrics,
                 jit_compile=cli.jit_compile(args),

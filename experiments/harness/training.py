@@ -107,10 +107,8 @@ def train(
         trial = {**feed, "steps_per_epoch": 1}
     else:
         feed = _arrays(data, batch_size)
-        # A full batch and one of the size of the last, because XLA compiles for every batch size.
-        sample = min(len(data[0]), batch_size + len(data[0]) % batch_size)
-        trial = _arrays(tuple(part[:sample] for part in data), batch_size)
-    _warm_up(model, trial)
+        trial = trial_batches(data, batch_size)
+    warm_up(model, trial)
     first = restore(model, checkpoints, gather)
     if distributed:
         feed["x"].epoch = first
@@ -161,7 +159,13 @@ def _endless(data: Data, batch_size: int) -> Any:
     return order.map(lambda chosen: tuple(tf.gather(part, chosen) for part in parts)).prefetch(1)
 
 
-def _warm_up(model: keras.Model, trial: dict[str, Any]) -> None:
+def trial_batches(data: Data, batch_size: int) -> dict[str, Any]:
+    """A full batch and one of the size of the last, because XLA compiles for every batch size."""
+    sample = min(len(data[0]), batch_size + len(data[0]) % batch_size)
+    return _arrays(tuple(part[:sample] for part in data), batch_size)
+
+
+def warm_up(model: keras.Model, trial: dict[str, Any]) -> None:
     """Trace and compile the training step on a few batches before the clock starts, and leave the model as it was."""
     # Only TensorFlow has strategies.
     strategy = getattr(model, "distribute_strategy", None)

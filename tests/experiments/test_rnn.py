@@ -32,6 +32,7 @@ def test_trains_draws_and_resumes(experiment_here, tmp_path):
     assert content["dataset"]["train"] == 64
     assert content["dataset"]["permuted"] is False
     assert content["settings"]["learning_rate"] == rnn.DEFAULTS["digits"]["learning_rate"]
+    assert "clip" not in content["settings"]  # as in files from before there was one
     assert [(run["map"], run["run"], run["seed"]) for run in content["runs"]] == [("aux", 0, 0), ("householder-1", 0, 0)]
     for run in content["runs"]:
         assert run["finished"]
@@ -46,6 +47,10 @@ def test_trains_draws_and_resumes(experiment_here, tmp_path):
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("finished before") == 2
     assert json.loads((folder / f"{stem}.json").read_text()) == content
+
+    clipped = experiment_here("rnn", *TINY, "--resume", "--clip", "1")
+    assert clipped.returncode == 1
+    assert "other settings (clip=None)" in clipped.stderr
 
 
 @pytest.mark.parametrize("task", ["copying", "adding"])
@@ -148,6 +153,24 @@ def test_all_but_one_reflection_start_as_the_same_network():
     for name in ("householder", "cayley", "exp"):
         np.testing.assert_allclose(outputs[name], outputs["aux"], rtol=1e-3, atol=1e-3)
     assert np.abs(outputs["householder-1"] - outputs["aux"]).max() > 0.1
+
+
+@pytest.mark.parametrize("clip", [None, 1e-3])
+def test_gradients_are_clipped_where_asked(clip):
+    """Of every weight, whichever optimizer has it."""
+    optimizer = rnn.optimizer(1.0, 1.0, clip)
+    model = rnn.build_model("aux", "adding", sequences.adding(3, 8, 4), 4, "cayley")
+    optimizer.build(model.trainable_variables)
+    gradients = [keras.ops.ones(variable.shape) for variable in model.trainable_variables]
+    optimizer.apply(gradients, model.trainable_variables)
+    adam, rms = optimizer.optimizers
+    # Both keep a running mean of squares: after one step (1 − β) times the square of what they were given.
+    for part, share in ((adam, 1e-3), (rms, 0.1)):
+        squares = [keras.ops.convert_to_numpy(v) for v in part.variables if v.path.endswith("velocity")]
+        assert squares
+        for velocity in squares:
+            length = np.sqrt(velocity.sum() / share)
+            assert length == pytest.approx(clip or math.sqrt(velocity.size), rel=1e-3)
 
 
 class Interrupt(keras.callbacks.Callback):

@@ -102,7 +102,7 @@ def test_validation_is_not_timed(tmp_path, monkeypatch):
 def test_warm_up_changes_nothing():
     model = network()
     before = model.get_weights()
-    training._warm_up(model, training._arrays(random_data(), 16))
+    training.warm_up(model, training._arrays(random_data(), 16))
     for old, new in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
     assert int(model.optimizer.iterations) == 0
