@@ -111,7 +111,7 @@ def draw(runs: list[dict[str, Any]], path: Path, title: str) -> None:
             line = {"color": look["color"], "linestyle": look.get("linestyle", "-"), "linewidth": 1.4, "label": look["label"]}
             for axis, measure in zip(axes, ("gradient", "loss"), strict=True):
                 axis.plot(range(1, len(run[measure]) + 1), run[measure], **line)
-        for axis, label in zip(axes, ("Length of the transition's gradient", "Training loss"), strict=True):
+        for axis, label in zip(axes, ("Length of the gradient", "Training loss"), strict=True):
             axis.set(yscale="log", ylabel=label)
             plotting.plain_numbers(axis.yaxis)
         axes[-1].set(xlabel="Training step")
