@@ -96,6 +96,9 @@ def arguments() -> Any:
         help="beside no clipping: the length of the gradient of every weight; repeat for several (default: 1)",
     )
     args = cli.parse(p)
+    unused = {"resume": args.resume, "jit": args.jit is not None, "strategy": args.strategy != "none"}
+    if any(unused.values()):
+        p.error(f"not of use here: {', '.join(f'--{name}' for name, given in unused.items() if given)}")
     args.transitions, args.clips = args.transitions or ["aux", "householder"], [None, *(args.clips or [1.0])]
     return args
 
@@ -105,9 +108,11 @@ def draw(runs: list[dict[str, Any]], path: Path, title: str) -> None:
 
     with plotting.plt.rc_context(plotting.RC):
         figure, axes = plotting.plt.subplots(2, 1, figsize=(9, 6.4), sharex=True, layout="constrained")
+        clips = list(dict.fromkeys(run["clip"] for run in runs if run["clip"] is not None))
         for run in runs:
-            clipped = run["clip"] is not None
-            look = plotting.style("+".join([run["transition"], *([f"clip={run['clip']:g}"] if clipped else [])]))
+            clip = run["clip"]
+            name = run["transition"] if clip is None else f"{run['transition']}+clip={clip:g}"
+            look = plotting.style(name, clips.index(clip) if clip else 0)
             line = {"color": look["color"], "linestyle": look.get("linestyle", "-"), "linewidth": 1.4, "label": look["label"]}
             for axis, measure in zip(axes, ("gradient", "loss"), strict=True):
                 axis.plot(range(1, len(run[measure]) + 1), run[measure], **line)

@@ -74,3 +74,10 @@ def test_more_steps_than_an_epoch_has_are_refused(experiment_here):
     done = experiment_here("spikes", "--train-size", "64", "--train-steps", "3")
     assert done.returncode == 1
     assert "expected at most the 2 steps of an epoch, received 3" in done.stderr
+
+
+@pytest.mark.parametrize("argument", [("--resume",), ("--jit",), ("--strategy", "mirrored")])
+def test_arguments_without_use_are_refused(experiment_here, argument):
+    done = experiment_here("spikes", *argument)
+    assert done.returncode == 2
+    assert f"not of use here: {argument[0]}" in done.stderr
