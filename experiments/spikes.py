@@ -139,6 +139,8 @@ def main() -> None:
     import keras
     import numpy as np
 
+    if keras.backend.backend() != "tensorflow":
+        sys.exit(f"experiments.spikes: expected Keras' backend tensorflow, received {keras.backend.backend()}.")
     here, x = environment(), sequences.pixels(dataset)
     print(f"{args.dataset}: {x.steps} pixels, {args.train_steps} steps of every network, on {hardware(here)}")
     start, activation = (rnn.DEFAULTS[args.dataset][key] for key in ("start", "activation"))

@@ -65,9 +65,17 @@ def test_writes_its_file_and_its_figure(experiment_here, tmp_path):
     assert all(len(run["gradient"]) == 22 and min(run["gradient"]) > 0 for run in written["runs"])
     # The same network and the same batches: apart from the first step on.
     first, second = (run["gradient"] for run in written["runs"])
-    assert first[0] == second[0]
+    assert first[0] == pytest.approx(second[0], rel=0.01)
     assert first[-1] != second[-1]
     assert (tmp_path / "here" / "spikes-digits.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_another_backend_is_refused(experiment):
+    pytest.importorskip("jax")
+    done = experiment("spikes", KERAS_BACKEND="jax")
+    assert done.returncode == 1
+    assert "expected Keras' backend tensorflow, received jax" in done.stderr
 
 
 def test_more_steps_than_an_epoch_has_are_refused(experiment_here):
