@@ -101,6 +101,20 @@ def relative(a: Any, b: Any) -> float:
     return float(np.abs(a - b).max() / (np.abs(b).max() + 1e-300))
 
 
+def assert_agree(actual: Any, expected: Any) -> None:
+    """The same computation, done twice.
+
+    The last digits may differ: TensorFlow adds up in an order that depends on where a tensor lies in memory and on which thread
+    is free. A weight that was lost, or another seed, moves far more. Copies of numbers are to be compared exactly instead.
+    """
+    actual, expected = tf.convert_to_tensor(actual), tf.convert_to_tensor(expected)
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+    tolerance = {"float64": 1e-11, "float32": 1e-4, "float16": 2.0**-9, "bfloat16": 2.0**-6}[expected.dtype.name]
+    actual, expected = (tf.cast(t, "float64").numpy() for t in (actual, expected))
+    largest = np.abs(expected[np.isfinite(expected)]).max(initial=1)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * largest)
+
+
 def residual(x: Any, y: Any, w: Any) -> np.ndarray:
     """‖f(x) − y‖/‖y‖ in float64, with f from this file."""
     x, y, w = (np.asarray(t, np.float64) for t in (x, y, w))

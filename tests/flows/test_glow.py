@@ -8,6 +8,7 @@ import tensorflow as tf
 from keras_auxref import Glow, kernels
 from keras_auxref.flows import MIXINGS
 from tests.flows.support import disturb, images
+from tests.support import assert_agree
 
 SHAPE = (4, 4, 3)
 
@@ -143,7 +144,7 @@ def test_pixels_lie_in_the_middle_of_the_noise():
     noise = np.random.default_rng(0).uniform(size=(400, *SHAPE))
     spread = model.log_prob((x - 0.5 + noise) / 255).numpy().mean()
     at = [float(model.log_prob((x + shift) / 255)[0]) for shift in (-0.5, 0.0, 0.5)]
-    assert float(model.log_prob(x)[0]) == at[1]
+    assert float(model.log_prob(x)[0]) == pytest.approx(at[1], rel=1e-9)
     assert abs(at[1] - spread) < 0.1 * min(abs(at[0] - spread), abs(at[2] - spread))
 
 
@@ -217,8 +218,8 @@ def test_saves_and_loads_with_the_state_of_training(mixing, tmp_path):
     again = keras.models.load_model(tmp_path / "flow.keras")
     assert again.flow.initialized
     assert int(again.optimizer.iterations) == 1
-    np.testing.assert_array_equal(again.bits_per_dim(x), model.bits_per_dim(x))
-    np.testing.assert_array_equal(again.sample(2, seed=3), model.sample(2, seed=3))
+    assert_agree(again.bits_per_dim(x), model.bits_per_dim(x))
+    assert_agree(again.sample(2, seed=3), model.sample(2, seed=3))
     before = [np.asarray(layer.shift) for layer in again.flow.inverse_parts() if hasattr(layer, "shift")]
     again.fit(x, verbose=0)  # goes on, and does not start ActNorm anew
     after = [np.asarray(layer.shift) for layer in again.flow.inverse_parts() if hasattr(layer, "shift")]
@@ -242,7 +243,7 @@ def test_an_interrupted_fit_resumes(tmp_path):
 
 def test_samples_follow_seed_and_temperature():
     model = disturb(small("conv"))
-    np.testing.assert_array_equal(model.sample(3, seed=5), model.sample(3, seed=5))
+    assert_agree(model.sample(3, seed=5), model.sample(3, seed=5))
     assert np.abs(model.sample(3, seed=5) - model.sample(3, seed=6)).max() > 0
     assert np.abs(model.sample(3) - model.sample(3)).max() > 0
     cold = model.sample(3, seed=5, temperature=0.0).numpy()

@@ -17,7 +17,7 @@ from keras_auxref.layers import (
     Squeeze,
     SVDDense,
 )
-from tests.support import skew
+from tests.support import assert_agree, skew
 
 D = 4
 HALF = ["float16", "bfloat16"]
@@ -146,9 +146,9 @@ def test_integers_are_cast_as_by_dense(rng, name, kind):
     for given in (x, tf.constant(x)):
         y = layer(given)
         assert y.dtype == "float32" == keras.layers.Dense(2, dtype="float32")(given).dtype
-        np.testing.assert_array_equal(y, expected)
+        assert_agree(y, expected)
         if name in LAYERS and kind != "bool":
-            np.testing.assert_array_equal(layer.inverse(given), layer.inverse(x.astype("float32")))
+            assert_agree(layer.inverse(given), layer.inverse(x.astype("float32")))
     inputs = keras.Input((D,), dtype=kind)
     np.testing.assert_allclose(keras.Model(inputs, layer(inputs))(x), expected, rtol=1e-6)
 
@@ -163,9 +163,9 @@ def test_squeeze_casts_integers_in_both_directions():
 @pytest.mark.parametrize("transition", ["aux", "exp"])
 def test_recurrent_layers_cast_integers(rng, transition):
     layer, x = OrthogonalRNN(5, transition), rng.integers(0, 9, size=(2, 6, 3))
-    np.testing.assert_array_equal(layer(x), layer(x.astype("float32")))
+    assert_agree(layer(x), layer(x.astype("float32")))
     state = [tf.ones((2, 5))]
-    np.testing.assert_array_equal(layer.cell(x[:, 0], state)[0], layer.cell(tf.cast(x[:, 0], "float32"), state)[0])
+    assert_agree(layer.cell(x[:, 0], state)[0], layer.cell(tf.cast(x[:, 0], "float32"), state)[0])
 
 
 def test_reflection_of_in_half_precision():
