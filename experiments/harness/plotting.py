@@ -101,7 +101,7 @@ def learning_curves(
                 axis.axhline(value, color="#333333", linestyle="--", linewidth=1.2, label=of, zorder=1)
         grid[-1, 0].set(xlabel="Training step" if steps_per_epoch else "Epoch")
         grid[-1, 1].set(xlabel="Seconds of training")
-        grid[-1, 1].set_xlim(left=0)
+        _time_scale(grid[-1, 1], [run.curves["seconds"] for run in runs])
         grid[-1, 0].xaxis.set_major_locator(MaxNLocator(integer=True))
         counts = {sum(run.map == name for run in runs) for name in names}
         number = f"{max(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
@@ -184,3 +184,16 @@ def _error_scale(axis: Any, low: float, high: float) -> None:
         ticks = [m * 10.0**e for e in range(-8, 5) for m in ((1, 2, 5) if high / low < 1e3 else (1,))]
         axis.set_yticks([t for t in ticks if low / 2.2 <= t <= high * 2.2])
         plain_numbers(axis.yaxis)
+
+
+def _time_scale(axis: Any, seconds: Sequence[Sequence[float]]) -> None:
+    """Logarithmic where one map takes over twelve times as long as another: the fast one would be a stroke at the edge."""
+    ends = [run[-1] for run in seconds if len(run)]
+    first = min((run[0] for run in seconds if len(run)), default=0)
+    if first <= 0 or max(ends) <= 12 * min(ends):
+        axis.set_xlim(left=0)
+        return
+    axis.set_xscale("log")
+    ticks = [m * 10.0**e for e in range(-3, 8) for m in (1, 2, 5)]
+    axis.set_xticks([t for t in ticks if first / 1.2 <= t <= max(ends) * 1.2])
+    plain_numbers(axis.xaxis)

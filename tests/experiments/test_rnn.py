@@ -210,6 +210,22 @@ def test_figure_with_two_rows_and_a_baseline(tmp_path):
     assert one.shape[1] == two.shape[1]
 
 
+@pytest.mark.parametrize(("slower", "scale"), [(11, "linear"), (13, "log")])
+def test_a_fast_map_beside_a_slow_one_is_more_than_a_stroke_at_the_edge(tmp_path, monkeypatch, slower, scale):
+    drawn = []
+    monkeypatch.setattr(plotting, "save", lambda figure, path: drawn.append(figure))
+    curves = [{"seconds": [t, 2 * t, 3 * t], "validation_error": [0.3, 0.2, 0.1]} for t in (7.0, 7.0 * slower)]
+    runs = [Run(name, 0, 0, True, curves=c) for name, c in zip(("aux", "exp"), curves, strict=True)]
+    plotting.learning_curves(runs, tmp_path / "x.png")
+    over_epochs, over_seconds = drawn[0].axes
+    assert (over_epochs.get_xscale(), over_seconds.get_xscale()) == ("linear", scale)
+    low, high = over_seconds.get_xlim()
+    assert low < 7
+    assert high > 21 * slower
+    assert (low == 0) == (scale == "linear")
+    plotting.plt.close(drawn[0])
+
+
 def test_a_baseline_below_all_curves_is_in_the_figure(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(plotting, "save", lambda figure, path: drawn.append(figure))
