@@ -110,7 +110,10 @@ def assert_agree(actual: Any, expected: Any) -> None:
     actual, expected = tf.convert_to_tensor(actual), tf.convert_to_tensor(expected)
     assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
     tolerance = {"float64": 1e-11, "float32": 1e-4, "float16": 2.0**-9, "bfloat16": 2.0**-6}[expected.dtype.name]
+    half = expected.dtype.size == 2
     actual, expected = (tf.cast(t, "float64").numpy() for t in (actual, expected))
+    if half:  # computed in float32 and rounded: a last digit there seldom changes one here
+        assert np.mean(actual == expected) >= 0.9
     largest = np.abs(expected[np.isfinite(expected)]).max(initial=1)
     np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * largest)
 
