@@ -42,25 +42,23 @@ def build(name: str, args: argparse.Namespace, images: Any) -> Any:
     from keras_auxref.flows import Glow
 
     keras.utils.set_random_seed(0)
-    mixing = {NONE: "fixed", PAPER: "aux", **COMPILED}.get(name, name)
+    mixing = variants().get(name) or COMPILED.get(name, name)
     shape = (args.size, args.size, 3)
     model = Glow(shape, levels=args.levels, steps=args.steps, hidden=args.hidden, mixing=mixing, seed=0)
     model.compile(Glow.optimizer(warmup_steps=10), jit_compile=name in COMPILED)
-    if name in (NONE, PAPER):
-        for layer in model.flow.mixing_layers():
-            # The layer keeps its weights and computes in another way.
-            layer.__class__ = variants()[name]
     model.initialize(images)
     return model
 
 
-def variants() -> dict[str, type]:
+def variants() -> dict[str, Any]:
+    """Templates of mixings that the package does not have."""
     import keras
     import tensorflow as tf
 
     from benchmarks.core import lemma_with_lu
     from keras_auxref import AuxReflection, ops
-    from keras_auxref.layers import InvertibleDense
+    from keras_auxref.flows import InvertibleDense
+    from keras_auxref.initializers import FixedPointFree, ReflectionOf
 
     class NoMixing(InvertibleDense):
         def forward_and_log_det(self, x: Any, training: bool | None = None) -> Any:
@@ -78,7 +76,8 @@ def variants() -> dict[str, type]:
         def inverse(self, y: Any) -> Any:
             return ops.newton_inverse(y, self.kernel, steps=NEWTON_STEPS)
 
-    return {NONE: NoMixing, PAPER: PaperReflection}
+    start = ReflectionOf(FixedPointFree(0))
+    return {NONE: NoMixing(trainable=False), PAPER: PaperReflection(kernel_initializer=start, track_branch=True)}
 
 
 def training_step(model: Any, images: Any, batch: int) -> Callable[[], None]:

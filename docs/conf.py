@@ -33,7 +33,12 @@ html_static_path = ["_static"]
 html_css_files = ["custom.css"]
 html_math_renderer = "mathml"
 html_show_copyright = False
-html_theme_options = {"navigation_with_keys": True}
+html_theme_options = {
+    "navigation_with_keys": True,
+    "source_repository": re.search(r'^Source = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.M).group(1),
+    "source_branch": "main",
+    "source_directory": "docs/",
+}
 
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
@@ -56,7 +61,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_inherit_docstrings = False
 autodoc_default_options = {"members": True}
-nitpick_ignore_regex = [("py:class", r"keras_auxref\.ops\.proof\..*")]
+nitpick_ignore_regex = [("py:class", r"keras_auxref\.(ops\.proof\..*|typing\.Tensor|typing\.Shape)")]
 default_role = "code"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

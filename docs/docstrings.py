@@ -19,7 +19,7 @@ def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[
 
 
 def signature(app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None) -> Any:
-    """Classes are made as `__init__` says. Keras' layers have a `__new__` of any arguments, which autodoc would show."""
+    """The signature of a class is that of `__init__`. Keras' `__new__`, which autodoc would show, takes anything."""
     if what != "class" or signature != "(*args, **kwargs)":
         return None
     parameters = list(inspect.signature(obj.__init__).parameters.values())[1:]
@@ -67,7 +67,7 @@ def _escape_outside(parts: list[str]) -> list[str]:
 
 
 def literal_formulas(lines: list[str]) -> list[str]:
-    """Indented blocks after an empty line, outside of sections such as Args, become literal blocks of the class `formula`."""
+    """Indented blocks after an empty line, outside sections such as Args, become literal blocks of the class `formula`."""
     result: list[str] = []
     in_section = in_formula = False
     for number, line in enumerate(lines):

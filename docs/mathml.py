@@ -13,6 +13,9 @@ def inline(translator: Any, node: nodes.math) -> None:
 
 
 def block(translator: Any, node: nodes.math_block) -> None:
-    """A formula of its own."""
-    translator.body.append(f'<div class="math-block">{latex2mathml.tex2mathml(node.astext(), as_block=True)}</div>\n')
+    r"""A formula of its own. One that is several, with `\qquad` between them, breaks there in a narrow window."""
+    text = node.astext()
+    parts = [text] if "\\begin" in text else text.split(r"\qquad")
+    formulas = "".join(latex2mathml.tex2mathml(part.strip(), as_block=True) for part in parts)
+    translator.body.append(f'<div class="math-block">{formulas}</div>\n')
     raise nodes.SkipNode

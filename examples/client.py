@@ -2,11 +2,11 @@
 
     python examples/client.py digits mnist-flow                              at http://127.0.0.1:8501
     python examples/client.py mnist-flow --url http://127.0.0.1:8501 --rows 8 with 8 rows to a request
-    python examples/client.py digits --input inputs=digits.npy               with rows of your own in the place of random ones
+    python examples/client.py digits --input inputs=digits.npy               with rows of your own instead of random ones
 
 What a signature takes and gives is read from the server. Inputs that are not given come from the answers before, so that a flow
-decodes what it has encoded, and are random numbers in [0, 1] otherwise. Both formats of the protocol are used: rows where every
-input has them, columns where one is a single number. Samples of a flow become a picture, NAME-samples.png, through Pillow.
+decodes what it has encoded, and are random numbers in [0, 1] otherwise. Samples of a flow become a picture, NAME-samples.png,
+through Pillow.
 """
 
 import argparse
@@ -21,13 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from server.cli import positive
-from server.protocol import Signature, Tensor, read_metadata
+from protocol import Signature, Tensor, read_signatures
 
 # What comes first gives what a later one takes.
 ORDER = ("serving_default", "log_prob", "encode", "decode", "sample")
 SCALARS = {"n": 16, "seed": 1, "temperature": 0.7}
-ATTEMPTS, TIMEOUT = 4, 60
+ATTEMPTS, TIMEOUT = 5, 60
 
 
 class CallError(Exception):
@@ -37,8 +36,8 @@ class CallError(Exception):
 def call(url: str, content: Any = None) -> Any:
     """GET, or POST the content as JSON.
 
-    A prediction changes nothing on the server, so it is asked for again when the connection breaks, as it does when a replica
-    dies, or when the server is too busy (503).
+    A prediction changes nothing on the server, so it is asked for again when the connection breaks or the server fails or is too
+    busy (5xx), as happens while a replica is replaced: five attempts within six seconds, and the time of the answers.
     """
     body = None if content is None else json.dumps(content).encode()
     for attempt in range(ATTEMPTS):
@@ -50,7 +49,7 @@ def call(url: str, content: Any = None) -> Any:
                 return json.loads(response.read())
         except urllib.error.HTTPError as error:
             reason = f"{error.code}, {_message(error.read())}"
-            if error.code != 503:
+            if error.code < 500:
                 raise CallError(f"{url} answered {reason}") from error
         except (OSError, http.client.HTTPException) as error:
             reason = str(getattr(error, "reason", error)) or type(error).__name__
@@ -60,19 +59,11 @@ def call(url: str, content: Any = None) -> Any:
 
 
 def predict(url: str, name: str, signature: Signature, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Ask one signature, in rows if all inputs have rows, and return its outputs by name."""
-    rows = all(spec.shape is None or len(spec.shape) > 0 for spec in signature.inputs.values())
-    only = len(inputs) == 1
+    """Ask one signature and return its outputs by name."""
     columns = {key: array.tolist() for key, array in inputs.items()}
-    value: Any = next(iter(columns.values())) if only else columns
-    if rows and not only:
-        value = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    answer = call(f"{url}:predict", {"signature_name": name, "instances" if rows else "inputs": value})
-    found = answer["predictions" if rows else "outputs"]
+    found = call(f"{url}:predict", {"signature_name": name, "inputs": columns})["outputs"]
     if len(signature.outputs) == 1:
         found = {next(iter(signature.outputs)): found}
-    elif rows:
-        found = {key: [row[key] for row in found] for key in signature.outputs}
     return {key: np.array(found[key], None if spec.dtype == "string" else spec.dtype) for key, spec in signature.outputs.items()}
 
 
@@ -89,7 +80,7 @@ def generated(name: str, spec: Tensor, rows: int, generator: np.random.Generator
 def call_all(url: str, given: dict[str, np.ndarray], rows: int) -> dict[str, dict[str, np.ndarray]]:
     """Call every signature of the model at `url` and print a line for each; returns what they answered."""
     content = call(f"{url}/metadata")
-    signatures = read_metadata(content)
+    signatures = read_signatures(content["metadata"]["signature_def"]["signature_def"])
     spec = content["model_spec"]
     print(f"{spec['name']}, version {spec['version']}")
     generator, known, answers = np.random.default_rng(0), dict(given), {}
@@ -165,12 +156,14 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("models", nargs="+", metavar="NAME", help="a model that the server has")
     p.add_argument("--url", default="http://127.0.0.1:8501", help="where the server listens (default: %(default)s)")
-    p.add_argument("--rows", type=positive, default=4, metavar="N", help="rows of random inputs (default: %(default)s)")
+    p.add_argument("--rows", type=int, default=4, metavar="N", help="rows of random inputs (default: %(default)s)")
     p.add_argument(
         "--input", type=_array_argument, action="append", default=[], metavar="NAME=FILE", help="an input, from a .npy file"
     )
     p.add_argument("--output", type=Path, default=Path(), metavar="DIR", help="folder for pictures (default: this one)")
     args = p.parse_args()
+    if args.rows < 1:
+        p.error(f"expected at least one of --rows, received {args.rows}")
     for name in args.models:
         answers = call_all(f"{args.url.rstrip('/')}/v1/models/{name}", dict(args.input), args.rows)
         images = answers.get("sample", {}).get("images")
@@ -182,5 +175,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except CallError as error:
+    except (CallError, ValueError) as error:
         sys.exit(str(error))

@@ -1,6 +1,20 @@
-"""Imported before Keras, it imports Keras without TensorFlow's start-up notices. TF_CPP_MIN_LOG_LEVEL=0 shows them again."""
+"""Imported before Keras, it imports Keras without TensorFlow's start-up notices. TF_CPP_MIN_LOG_LEVEL=0 shows them again.
 
-from server.notices import silenced
+TensorFlow 2.21 writes some of them to file descriptor 2 whatever the level is.
+"""
 
-with silenced():
-    import keras  # noqa: F401
+import os
+import sys
+
+if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3") == "0":
+    import keras
+else:
+    sys.stderr.flush()
+    terminal, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        import keras  # noqa: F401
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)
+        os.close(nowhere)

@@ -1,93 +1,279 @@
-"""Serve SavedModels over HTTP, on a machine without TensorFlow Serving and with its protocol.
+"""Serve SavedModels over HTTP with Ray Serve, by TensorFlow Serving's REST protocol.
 
-    python examples/serve.py saved_models/digits saved_models/mnist-flow      on port 8501 of this machine, with two replicas
+    python examples/serve.py saved_models/digits saved_models/mnist-flow      on port 8501 of this machine
     python examples/client.py digits mnist-flow                               calls every signature of both
     curl -d '{"instances": [[0.0, …]]}' http://127.0.0.1:8501/v1/models/digits:predict
 
-Each folder holds a SavedModel per version, `digits/1/`, `digits/2/`, …, as `keras_auxref.export_saved_model` writes them and as
-TensorFlow Serving reads them; the highest is served. A replica is a process with every model in it. One that dies is started
-again while the others answer. SIGTERM or Ctrl-C stop the server after the requests that it is working on.
-
-A SavedModel is a program: to load one is to run it. Serve only models whose origin you trust.
-
-It takes Starlette and uvicorn, `pip install 'keras-auxref[serve]'`, and TensorFlow; the models need nothing else. There is no
-encryption and no password: only programs on this machine reach it, unless --host says otherwise. docs/serving.md has the rest.
+Each folder holds a SavedModel per version, `digits/1/`, `digits/2/`, …, as `keras_auxref.export_saved_model` writes them. The
+highest is served, and a new one is taken up while requests are answered. SIGTERM or Ctrl-C stop the server after the requests
+that it is working on. A SavedModel is a program: serve only models whose origin you trust. docs/serving.md has the rest.
 """
 
-# The engine and TensorFlow are imported where they are used: they take seconds, and a wrong argument should not.
+# Ray and TensorFlow are imported where they are used: they take seconds, and a wrong argument should not.
 import argparse
-import importlib.util
-import multiprocessing
+import asyncio
+import contextlib
+import logging
 import os
 import re
+import secrets
+import signal
 import socket
 import sys
-from concurrent.futures import ProcessPoolExecutor
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
-from server.cli import positive
-from server.model import ModelError, describe, end_with_parent, latest_version
+import numpy as np
 
-MEGABYTE = 2**20
+import protocol
+from protocol import Request, RequestError, Tensor
+
+BODIES_AT_ONCE = 8
+"""How many requests of the largest size a gateway keeps at a time."""
+
+
+class SavedModel:
+    """One version, loaded by TensorFlow alone, with every signature called once: its first call takes seconds."""
+
+    def __init__(self, folder: Path) -> None:
+        import tensorflow as tf
+        from google.protobuf.json_format import MessageToDict
+        from tensorflow.core.protobuf import saved_model_pb2
+
+        found = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes()).meta_graphs[0].signature_def
+        style = {"preserving_proto_field_name": True, "always_print_fields_with_no_presence": True}
+        self.definitions = {name: MessageToDict(found[name], **style) for name in sorted(found) if not name.startswith("__")}
+        self.signatures = protocol.read_signatures(self.definitions)
+        self.model = tf.saved_model.load(str(folder))
+        for name, signature in self.signatures.items():
+            with contextlib.suppress(RequestError):  # a model may refuse a row of ones
+                self.run(Request(name, {key: _ones(spec) for key, spec in signature.inputs.items()}, False))
+
+    def run(self, request: Request) -> dict[str, np.ndarray]:
+        import tensorflow as tf
+
+        specs = self.signatures[request.signature].inputs
+        inputs = {name: tf.constant(array, specs[name].dtype) for name, array in request.inputs.items()}
+        try:
+            return {name: value.numpy() for name, value in self.model.signatures[request.signature](**inputs).items()}
+        except tf.errors.InvalidArgumentError as error:  # what only the model knows, such as a temperature below 0
+            raise RequestError(f"The model refused its inputs: {_line(error)}.") from error
+
+
+class Model:
+    """A folder of versions, the newest `keep` of them loaded. Every replica watches the folder for itself."""
+
+    def __init__(self, folder: str, keep: int = 1, max_batch: int = 1024, threads: int = 0) -> None:
+        defaults = {"TF_NUM_INTRAOP_THREADS": str(threads), "TF_NUM_INTEROP_THREADS": str(threads)}
+        os.environ |= {**defaults, "TF_FORCE_GPU_ALLOW_GROWTH": "true", **os.environ}  # replicas share a GPU
+        self.folder, self.keep, self.max_batch = Path(folder), keep, max_batch
+        self.served: dict[str, SavedModel] = {}
+        self.broken: dict[str, str] = {}
+        self.loading, self.parsing = threading.Lock(), threading.Lock()
+        self.refresh()
+        if not self.served:
+            raise RuntimeError(f"Expected a SavedModel that loads in {folder}, received {self.broken}.")
+        threading.Thread(target=self.watch, daemon=True).start()
+
+    def watch(self) -> None:
+        while True:
+            time.sleep(2)
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Load what is new, and only then let go of what is gone. What does not load, perhaps not yet, is passed over."""
+        with self.loading:
+            served, broken = {}, {}
+            for version in versions(self.folder):
+                try:
+                    if len(served) < self.keep:
+                        served[version] = self.served.get(version) or SavedModel(self.folder / version)
+                except Exception as error:
+                    broken[version] = _line(error)
+            self.served, self.broken = served or self.served, broken
+
+    async def __call__(self, what: str, version: str, body: bytes = b"") -> tuple[int, bytes]:
+        """An HTTP status and the JSON for it. Work is done in threads: a health check is answered meanwhile."""
+        try:
+            if version and version not in {**self.served, **self.broken} and version in versions(self.folder):
+                await asyncio.to_thread(self.refresh)  # another replica was faster to see it
+            served = self.served
+            if version and version not in served:
+                raise RequestError(f"Expected version {' or '.join(served)} of {self.folder.name}, received {version[:99]}.", 404)
+            version = version or next(iter(served))
+            if what == "status":
+                return 200, protocol.status(dict.fromkeys(served, "") | self.broken)
+            if what == "metadata":
+                return 200, protocol.metadata(self.folder.name, version, served[version].definitions)
+            return 200, await asyncio.to_thread(self.predict, served[version], body)
+        except RequestError as error:
+            return error.answer()
+
+    def predict(self, model: SavedModel, body: bytes) -> bytes:
+        with self.parsing:  # one after another, which costs no time: Python parses one at a time
+            request = protocol.parse(body, model.signatures, self.max_batch)
+        return protocol.answer(request, model.run(request))
+
+
+class Gateway:
+    """What answers HTTP: it reads a request within limits and hands it to a replica of the model."""
+
+    def __init__(self, models: list[str], max_bytes: int = 32 * 2**20, seconds: float = 60) -> None:
+        self.models, self.max_bytes, self.seconds, self.kept = models, max_bytes, seconds, 0
+        self.handles: dict[str, Any] = {}
+
+    async def __call__(self, http: Any) -> Any:
+        from starlette.responses import Response
+
+        body, late = bytearray(), RequestError(f"Expected the whole request within {self.seconds} s.", 408)
+        try:
+            async with asyncio.timeout(self.seconds):
+                model, version, what = protocol.route(http.method, http.url.path, self.models)
+                await self.read(http, body)
+                late = RequestError(f"Expected an answer within {self.seconds} s: ask for less, or again.", 504)
+                status, content = await self.ask(model, what, version, bytes(body))
+        except (RequestError, TimeoutError) as error:
+            status, content = (error if isinstance(error, RequestError) else late).answer()
+        finally:
+            self.kept -= len(body)
+        return Response(content, status, media_type="application/json")
+
+    async def read(self, http: Any, body: bytearray) -> None:
+        """What is too much is not kept, but read for a while, so that the client gets to read the answer."""
+        size = 0
+        async for part in http.stream():
+            size += len(part)
+            if size <= self.max_bytes and self.kept + len(part) <= BODIES_AT_ONCE * self.max_bytes:
+                body += part
+                self.kept += len(part)
+            elif size > 8 * self.max_bytes:
+                break
+        if size > self.max_bytes:
+            raise RequestError(f"Expected a request of at most {self.max_bytes} bytes, received more.", 413)
+        if size > len(body):
+            raise RequestError("Expected fewer large requests at once: ask again.", 503)
+        protocol.check_size(body)
+
+    async def ask(self, model: str, *question: Any) -> tuple[int, bytes]:
+        """The answer of a replica. A prediction changes nothing: when its replica dies, another one is asked."""
+        from ray import exceptions, serve
+
+        for attempt in range(4):
+            await asyncio.sleep(0.2 * attempt)
+            try:
+                if model not in self.handles:
+                    self.handles[model] = serve.get_app_handle(model)
+                return await self.handles[model].remote(*question)
+            except serve.exceptions.BackPressureError:
+                raise RequestError("Expected fewer requests at once: ask again.", 503) from None
+            except (exceptions.RayActorError, serve.exceptions.RayServeException):
+                pass
+        raise RequestError("Expected a replica of the model, which is being started: ask again.", 503)
+
+
+def model(args: dict[str, Any]) -> Any:
+    """The application of one model, for `main` and as `import_path: serve:model` in a configuration of Ray Serve."""
+    return _application(Model, args, max_ongoing_requests=16, max_queued_requests=64, max_constructor_retry_count=1)
+
+
+def gateway(args: dict[str, Any]) -> Any:
+    """The application that answers HTTP for the models, by their names."""
+    return _application(Gateway, args, max_ongoing_requests=256, max_queued_requests=256, ray_actor_options={"num_cpus": 0})
+
+
+def _application(kind: type, args: dict[str, Any], **options: Any) -> Any:
+    from ray import serve
+
+    least, most = args.get("replicas", 1), args.get("max_replicas", 1)
+    scaling = {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": 4}
+    options |= {"autoscaling_config": scaling} if most > least else {"num_replicas": least}
+    options |= {"graceful_shutdown_wait_loop_s": 0.2, "graceful_shutdown_timeout_s": 60.0}
+    return serve.deployment(kind, **options).bind(**{key: args[key] for key in args if key not in ("replicas", "max_replicas")})
+
+
+def versions(folder: Path) -> list[str]:
+    """The numbered folders with a SavedModel, the highest number first."""
+    found = (file.parent.name for file in folder.glob("*/saved_model.pb"))
+    return sorted((name for name in found if re.fullmatch("0|[1-9][0-9]{0,18}", name)), key=int, reverse=True)
+
+
+def _ones(spec: Tensor) -> np.ndarray:
+    array = np.ones([size or 1 for size in spec.shape or ()])
+    return array.astype(str).astype(object) if spec.dtype == "string" else array.astype(spec.dtype)
+
+
+def _line(error: Exception) -> str:
+    """What went wrong: the last line of TensorFlow's messages that is not about where."""
+    lines = [line for line in str(error).splitlines() if line.strip() and not line[0].isspace()]
+    return (lines[-1] if lines else type(error).__name__).rstrip(". ")
 
 
 def arguments() -> argparse.Namespace:
+    """The command line, and a sentence for what can be seen to be wrong at once."""
     p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument(
-        "folders", nargs="+", type=Path, metavar="FOLDER", help="a folder of versions; its name is the name of the model"
-    )
+    p.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a folder of versions; its name is that of the model")
     p.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: %(default)s)")
-    p.add_argument("--port", type=positive, default=8501, metavar="N", help="(default: %(default)s)")
-    p.add_argument("--replicas", type=positive, default=2, metavar="N", help="processes (default: %(default)s)")
-    p.add_argument("--max-batch", type=positive, default=1024, metavar="N", help="rows of a request (default: %(default)s)")
-    p.add_argument("--max-megabytes", type=positive, default=32, metavar="N", help="size of a request (default: %(default)s)")
-    return p.parse_args()
-
-
-def check(args: argparse.Namespace) -> None:
-    """What can be seen to be wrong at once."""
-    folders = [folder.resolve() for folder in args.folders]
-    names = [folder.name for folder in folders]
-    if len(set(names)) < len(names):
-        raise ModelError(f"Expected folders of different names, received {', '.join(names)}.")
-    for folder in folders:
-        if not re.fullmatch(r"[^/:{}]+", folder.name):
-            raise ModelError(f"Expected names without any of / : {{ }}, which paths are made of, received {folder.name!r}.")
-        latest_version(folder)
-    args.folders = folders
+    p.add_argument("--address", help="a running Ray cluster, such as auto (default: one is started on this machine)")
+    numbers = {"port": (8501, "to listen on"), "replicas": (1, "processes of each model")}
+    numbers |= {"max-replicas": (1, "of each model under load"), "keep": (1, "newest versions of a model that are served")}
+    numbers |= {"max-batch": (1024, "rows of a request"), "max-megabytes": (32, "of a request"), "seconds": (60, "to answer in")}
+    for name, (default, text) in numbers.items():
+        p.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default: %(default)s)")
+    args = p.parse_args()
+    for name in numbers:
+        if (value := vars(args)[name.replace("-", "_")]) < 1:
+            p.error(f"--{name}: expected a whole number of at least 1, received {value}")
+    args.names = [folder.resolve().name for folder in args.folders]
+    if len({*args.names, "gateway"}) <= len(args.names):
+        p.error(f"expected folders of different names, none of them 'gateway', received {', '.join(args.names)}")
+    if missing := [folder for folder in args.folders if not versions(folder)]:
+        p.error(f"expected SavedModels in numbered folders, NAME/1/saved_model.pb and so on, found none in {missing[0]}")
     try:
-        with socket.create_server((args.host, args.port)):
-            pass
+        socket.create_server((args.host, args.port)).close()
     except (OSError, OverflowError) as error:
-        raise ModelError(f"Expected a free address, received {args.host}:{args.port}: {error}.") from error
-    if not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
-        raise ModelError("Serving needs Starlette and uvicorn: pip install 'keras-auxref[serve]'.")
+        p.error(f"expected a free address, received {args.host}:{args.port}: {error}")
+    return args
 
 
-def run() -> None:
-    args = arguments()
-    check(args)
-    # Replicas share the cores, and a GPU. Each takes all of it otherwise.
-    threads = str(max(1, (os.cpu_count() or 1) // args.replicas))
-    for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
-        os.environ.setdefault(name, threads)
-    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    # Every model is loaded once in a process of its own, which takes TensorFlow's memory with it, while the engine is imported.
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent) as pool:
-        described = pool.submit(describe, args.folders)
-        from server.app import serve
+def main() -> None:
+    args, stop, local = arguments(), threading.Event(), {}
+    if args.address is None:  # a Ray of its own, with a place for every replica, whatever the machine has
+        places = len(args.folders) * max(args.replicas, args.max_replicas)
+        local = {"include_dashboard": False, "object_store_memory": 2**28, "num_cpus": places}
+        if "RAY_AUTH_MODE" not in os.environ:  # its ports are open to the network: with a token nobody else can use them
+            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    # Ray's own default for its processes is 15, behind every other program of the machine.
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", **os.environ}
+    try:
+        import ray
+        from ray import serve
+    except ModuleNotFoundError:
+        sys.exit("Serving needs Ray Serve: pip install 'keras-auxref[serve]'.")
 
-        models = described.result()
-    for model in models:
-        print(f"{model.name}, version {model.version}: {', '.join(model.signatures)}")
-    print(f"Serving on http://{args.host}:{args.port}/v1/models/ with {args.replicas} replicas.", flush=True)
-    serve(models, args.host, args.port, args.replicas, args.max_batch, args.max_megabytes * MEGABYTE)
+    ray.init(args.address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
+    for number in (signal.SIGTERM, signal.SIGINT):  # after `init`, which sets handlers too
+        signal.signal(number, lambda *_: stop.set())
+    logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
+    where, logs = {"host": args.host, "port": args.port}, {"log_level": "ERROR", "enable_access_log": False}
+    serve.start("EveryNode" if args.address else "HeadOnly", where, logging_config=logs)
+    common = {key: vars(args)[key] for key in ("replicas", "max_replicas", "keep", "max_batch")}
+    common["threads"] = 0 if args.address else max(1, (os.cpu_count() or 1) // args.replicas)
+    models = [model({"folder": str(folder.resolve()), **common}) for folder in args.folders]
+    limits = {"max_bytes": args.max_megabytes * 2**20, "seconds": args.seconds}
+    front = gateway({"models": args.names, "replicas": 2 if args.address else 1, **limits})
+    try:
+        serve.run_many([*map(serve.RunTarget, models, args.names, [None] * len(models)), serve.RunTarget(front, "gateway")])
+        print(f"Serving {', '.join(args.names)} on http://{args.host}:{args.port}/v1/models/", flush=True)
+        stop.wait()
+        for name in ("gateway", *(args.names if args.address else ())):  # the gateway first: it finishes what it has begun
+            serve.delete(name)
+    except RuntimeError as error:
+        sys.exit(f"Expected models that load: {_line(error)}.")
+    finally:
+        ray.shutdown()
 
 
 if __name__ == "__main__":
-    try:
-        run()
-    except ModelError as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    main()

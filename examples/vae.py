@@ -20,7 +20,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_auxref.layers import FactoredFlow, HouseholderFlow, SylvesterFlow
+from keras_auxref.posteriors import FactoredFlow, HouseholderFlow, SylvesterFlow
 
 FLOWS = {"aux": FactoredFlow, "householder": HouseholderFlow, "sylvester": SylvesterFlow}
 

@@ -1,4 +1,4 @@
-"""Glow with auxiliary reflections in the place of its 1×1 convolutions, against the other ways to mix channels.
+"""Glow with auxiliary reflections in place of its 1×1 convolutions, against the other ways to mix channels.
 
 The experiment of section 4.3 of "One Reflection Suffice" (Mathiasen & Hvilshøj, 2020): the same flow, trained by maximum
 likelihood for the same number of steps from the same orthogonal start, with each kind of mixing.
@@ -16,6 +16,7 @@ reconstructions and interpolations, and the trained models.
 """
 
 # Keras and TensorFlow are imported where they are used: they take seconds, and a wrong argument or missing data should not.
+import argparse
 import math
 import statistics
 from pathlib import Path
@@ -25,11 +26,13 @@ from experiments.harness import cli, data
 from experiments.harness.results import Results, environment, hardware, mean_and_deviation
 
 MIXINGS = ("aux_factored", "aux_factored_right", "aux", "aux_spectral", "aux_relaxed_cayley", "householder", "conv", "fixed")
-MORE_MIXINGS = ("qr", "aux_factored_qr", "permutation")
+MORE_MIXINGS = ("aux_conv", "qr", "aux_factored_qr", "permutation")
 """Only where they are asked for."""
-REFLECTING = ("aux_factored", "aux_factored_right", "householder", "qr", "aux_factored_qr")
+REFLECTING = ("aux_factored", "aux_factored_right", "aux_conv", "householder", "qr", "aux_factored_qr")
 """Those that learn Householder vectors."""
-COUPLINGS, DEQUANTISATIONS = ("affine", "additive", "logistic_mixture"), ("uniform", "variational")
+COUPLINGS, DEQUANTISATIONS = ("affine", "additive", "logistic_mixture", "spline"), ("uniform", "variational")
+RECIPE = ("ema", "cosine", "prior", "flips", "adamax", "clip", "norm")
+"""What may be added to the flow or its training, alone or together: `--recipe ema+prior`."""
 REFERENCE = "conv"
 DEFAULTS: dict[str, dict[str, Any]] = {
     "patches": {
@@ -69,6 +72,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 PAPER = 3.66
 """Bits per dimension of the paper's flow on CIFAR-10 after 80 epochs, with the settings above (its appendix on Glow)."""
 STEPS_PER_EPOCH = 50
+AVERAGE = 0.999
 VALIDATION_BATCH = 250
 INITIAL_IMAGES = 256
 
@@ -109,7 +113,17 @@ def arguments() -> Any:
         "--dequantisation",
         choices=DEQUANTISATIONS,
         default=DEQUANTISATIONS[0],
-        help="the noise inside of every value of a pixel (default: %(default)s)",
+        help="the noise within every value of a pixel (default: %(default)s)",
+    )
+    p.add_argument(
+        "--recipe",
+        action="append",
+        dest="recipes",
+        type=recipe,
+        metavar="X+Y",
+        help="parts of a recipe to train with, repeat for several: ema (the average of weights), cosine (decay of the rate), "
+        "prior (a learned one), flips (of training images), adamax, clip (gradients at 1, not 50), norm (in coupling networks); "
+        "plain: none of them (default: plain)",
     )
     p.add_argument(
         "--vector-length",
@@ -160,7 +174,8 @@ def arguments() -> Any:
     couplings = args.couplings or COUPLINGS[:1]
     args.flows = list(
         dict.fromkeys(
-            run_name(mixing, coupling, args.dequantisation, length)
+            run_name(mixing, coupling, args.dequantisation, length, parts)
+            for parts in args.recipes or [()]
             for mixing in args.mixings
             for coupling in couplings
             for length in (args.lengths or [1.0] if mixing in REFLECTING else [1.0])
@@ -169,18 +184,28 @@ def arguments() -> Any:
     return args
 
 
-def run_name(mixing: str, coupling: str, dequantisation: str, length: float = 1.0) -> str:
+def recipe(text: str) -> tuple[str, ...]:
+    """The parts of a recipe, in one order."""
+    named = [] if text == "plain" else text.split("+")
+    unknown = [part for part in named if part not in RECIPE]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"expected parts out of {', '.join(RECIPE)}, received {unknown[0]!r}")
+    return tuple(part for part in RECIPE if part in named)
+
+
+def run_name(mixing: str, coupling: str, dequantisation: str, length: float = 1.0, parts: tuple[str, ...] = ()) -> str:
     """The name of a run: its mixing, and what is not as in Glow."""
     more = [name for name, usual in ((coupling, COUPLINGS[0]), (dequantisation, DEQUANTISATIONS[0])) if name != usual]
-    return "+".join([mixing, *more, *([f"length={length:g}"] if length != 1 else [])])
+    return "+".join([mixing, *more, *([f"length={length:g}"] if length != 1 else []), *parts])
 
 
-def parts_of(name: str) -> dict[str, str]:
-    """The mixing, coupling and dequantisation of a run."""
+def parts_of(name: str) -> dict[str, Any]:
+    """The mixing, coupling, dequantisation and prior of a run."""
     mixing, *more = name.split("+")
     coupling = next((part for part in more if part in COUPLINGS), COUPLINGS[0])
     dequantisation = next((part for part in more if part in DEQUANTISATIONS), DEQUANTISATIONS[0])
-    return {"mixing": mixing, "coupling": coupling, "dequantisation": dequantisation}
+    prior = "learned" if "prior" in more else "standard"
+    return {"mixing": mixing, "coupling": coupling, "dequantisation": dequantisation, "prior": prior}
 
 
 def length_of(name: str) -> float:
@@ -190,20 +215,32 @@ def length_of(name: str) -> float:
 
 def lengthen(model: Any, length: float) -> None:
     """Multiplies all Householder vectors by `length`. H(v) ignores it; a step of Adam turns a longer vector less."""
-    from keras_auxref import OrthogonalDense
-
-    for layer in model._flatten_layers():
-        if isinstance(layer, OrthogonalDense) and layer.map == "householder" and layer.built:
-            layer.kernel.assign(length * layer.kernel)
+    for weight in model.trainable_variables if length != 1 else ():
+        # Not the matrix after the reflection of `aux_conv`, which is no vector of a reflection.
+        if weight.name.startswith("mixing") and weight.name.endswith("kernel") and "dense" not in weight.name:
+            weight.assign(length * weight)
 
 
 def build_model(args: Any, name: str, image_shape: tuple[int, ...], seed: int) -> Any:
     """A compiled flow. The same seed gives the same orthogonal start to every mixing."""
+    from keras_auxref import flows
     from keras_auxref.flows import Glow
 
-    model = Glow(image_shape, levels=args.levels, steps=args.steps, hidden=args.hidden, seed=seed, **parts_of(name))
+    parts, chosen = parts_of(name), name.split("+")
+    if "norm" in chosen:
+        layer = parts["coupling"].title().replace("_", "") + "Coupling"
+        parts["coupling"] = getattr(flows, layer)(hidden=args.hidden, norm=True)
+    model = Glow(image_shape, levels=args.levels, steps=args.steps, hidden=args.hidden, seed=seed, **parts)
     lengthen(model, length_of(name))
-    model.compile(optimizer=Glow.optimizer(args.learning_rate, args.warmup), jit_compile=cli.jit_compile(args))
+    optimizer = Glow.optimizer(
+        args.learning_rate,
+        args.warmup,
+        max_norm=1.0 if "clip" in chosen else 50.0,
+        decay_steps=max(args.train_steps - args.warmup, 1) if "cosine" in chosen else None,
+        average=AVERAGE if "ema" in chosen else None,
+        algorithm="adamax" if "adamax" in chosen else "adam",
+    )
+    model.compile(optimizer=optimizer, jit_compile=cli.jit_compile(args))
     return model
 
 
@@ -311,6 +348,7 @@ def main() -> None:
             validation_batch=VALIDATION_BATCH,
             save=attempt.model if args.save else None,
             afterwards=afterwards,
+            flips="flips" in run.map.split("+"),
         )
 
     of = f"Glow on {args.dataset}, {shape}, L = {args.levels}, K = {args.steps}, C = {args.hidden}"

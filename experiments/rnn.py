@@ -8,6 +8,7 @@ single reflection start as the same map. Adam trains the transition and RMSprop 
     python -m experiments.rnn                               scikit-learn's digits, 64 pixels: about two minutes on two CPU cores
     python -m experiments.rnn --dataset mnist --resume      784 pixels: the paper's experiment; goes on where it was interrupted
     python -m experiments.rnn --dataset mnist --permute     the pixels in a fixed random order
+    python -m experiments.rnn --lipschitz 1.1               a Jacobian that is proven to be at most 1.1 long
     python -m experiments.rnn --task copying --length 200   ten symbols, to be repeated after 200 steps
     python -m experiments.rnn --task adding --length 200    the sum of two marked numbers out of 200
 
@@ -17,6 +18,7 @@ starts.
 """
 
 # Keras and TensorFlow are imported where they are used: they take seconds, and a wrong argument or missing data should not.
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.harness import cli, data, sequences
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 TRANSITIONS = ("aux", "householder-1", "householder", "cayley", "exp")
 REFERENCES = ("simple_rnn", "lstm")
+KERNELS = ("relaxed_cayley", "spectral")
 MEMORY = {"batch_size": 128, "runs": 1, "epochs": 20, "steps_per_epoch": 100, "length": 200, "learning_rate": 1e-3}
 # For each data set or task. The learning rates of MNIST are those of expRNN.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -66,10 +69,13 @@ class Task(NamedTuple):
 
 
 def build_model(name: str, task: str, x: Sequences, hidden: int, start: str, activation: str = "modrelu") -> "keras.Sequential":
-    """A network with the transition `name`, or with Keras' SimpleRNN or LSTM of the same hidden size in its place."""
+    """A network with the transition `name`, or with Keras' SimpleRNN or LSTM of the same hidden size in its place.
+
+    `aux+KERNEL=L` is an auxiliary reflection with a proof: the transition makes a gradient at most L times as long in a step.
+    """
     import keras
 
-    from keras_auxref import OrthogonalRNN
+    from keras_auxref import OrthogonalRNN, kernels
 
     sequence = {"return_sequences": task == "copying", "name": "rnn"}
     # he_normal as in expRNN; with it the sums of the adding task start far too large.
@@ -88,6 +94,11 @@ def build_model(name: str, task: str, x: Sequences, hidden: int, start: str, act
     elif name == "householder-1":
         # A single reflection cannot start as the map that the others start as.
         layer = OrthogonalRNN(hidden, "householder", reflections=1, **{**arguments, "recurrent_initializer": None})
+    elif name.startswith("aux+"):
+        family, _, bound = name.removeprefix("aux+").partition("=")
+        kernel = {"relaxed_cayley": kernels.RelaxedCayley, "spectral": kernels.Spectral}[family](lipschitz=float(bound))
+        begin = None if family == "spectral" else start  # a symmetric W makes no rotation
+        layer = OrthogonalRNN(hidden, "aux", kernel=kernel, **{**arguments, "recurrent_initializer": begin})
     else:
         layer = OrthogonalRNN(hidden, name, **arguments)
     inputs = [keras.Input(x.train[0].shape[1:])]
@@ -97,7 +108,7 @@ def build_model(name: str, task: str, x: Sequences, hidden: int, start: str, act
     outputs = {"copying": sequences.SYMBOLS + 1, "adding": 1}.get(task) or int(
         max(part[1].max() for part in (x.train, x.validation))
     ) + 1
-    return keras.Sequential([*inputs, layer, keras.layers.Dense(outputs)], name=name.replace("-", "_"))
+    return keras.Sequential([*inputs, layer, keras.layers.Dense(outputs)], name=re.sub(r"\W", "_", name))
 
 
 def optimizer(learning_rate: float, transition_learning_rate: float, clip: float | None = None) -> "keras.optimizers.Optimizer":
@@ -126,6 +137,26 @@ def describe(task: str) -> Task:
 def losses(logs: dict[str, float]) -> dict[str, float]:
     """What is recorded of a memory test."""
     return {"training_loss": logs["loss"], "validation_loss": logs["val_loss"]}
+
+
+def add_bounds(p: Any) -> None:
+    """The arguments of an auxiliary reflection with a proof."""
+    p.add_argument("--kernel", choices=KERNELS, default=KERNELS[0], help="the W of --lipschitz (default: %(default)s)")
+    p.add_argument(
+        "--lipschitz",
+        action="append",
+        default=[],
+        type=cli.positive_number,
+        metavar="L",
+        help="an auxiliary reflection whose Jacobian is proven to be at most L long; repeat for several",
+    )
+
+
+def bounded(p: Any, args: Any) -> list[str]:
+    """The transitions that `add_bounds` asks for."""
+    if not all(1 < bound < 3 for bound in args.lipschitz):
+        p.error(f"--lipschitz: expected numbers between 1 and 3, received {args.lipschitz}")
+    return [f"aux+{args.kernel}={bound:g}" for bound in args.lipschitz]
 
 
 def arguments() -> Any:
@@ -168,6 +199,7 @@ def arguments() -> Any:
         help="a transition to train; repeat for several (default: the five orthogonal ones; for memory tests aux, householder, "
         "simple_rnn and lstm)",
     )
+    add_bounds(p)
     cli.add_backend(p)
     args = cli.parse(p, choice="task")
     memory = args.task != "pixels"
@@ -175,18 +207,22 @@ def arguments() -> Any:
         p.error("--permute and --dataset belong to --task pixels")
     if not memory and (args.length or args.steps_per_epoch):
         p.error("--length and --steps-per-epoch belong to --task copying and --task adding")
-    args.transitions = list(dict.fromkeys(args.transitions or (("aux", "householder", *REFERENCES) if memory else TRANSITIONS)))
+    names, args.bounded = args.transitions or [], bounded(p, args)
+    if not names and not args.bounded:
+        names = ("aux", "householder", *REFERENCES) if memory else TRANSITIONS
+    args.transitions = list(dict.fromkeys([*names, *args.bounded]))
     return args
 
 
 def load(args: Any) -> tuple[str, Sequences]:
     """The name of the experiment and its sequences."""
+    kernels = "-kernels" if args.bounded else ""
     if args.task == "pixels":
         dataset = data.load(args.dataset, download=args.download).limit(args.train_size)
-        return f"rnn-{args.dataset}{'-permuted' if args.permute else ''}", sequences.pixels(dataset, args.permute)
+        return f"rnn-{args.dataset}{'-permuted' if args.permute else ''}{kernels}", sequences.pixels(dataset, args.permute)
     make = {"copying": sequences.copying, "adding": sequences.adding}[args.task]
     train = args.train_size or min(POOL, args.epochs * args.steps_per_epoch) * args.batch_size
-    return f"rnn-{args.task}-{args.length}", make(args.length, train, 1000)
+    return f"rnn-{args.task}-{args.length}{kernels}", make(args.length, train, 1000)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ length of the gradient of its transition at every step, before clipping.
     python -m experiments.spikes                                        scikit-learn's digits, under a minute on two CPU cores
     python -m experiments.spikes --dataset mnist                        784 pixels: minutes
     python -m experiments.spikes --transition aux --clip 1 --clip 10    one transition, with two lengths beside no clipping
+    python -m experiments.spikes --transition aux --lipschitz 1.1       a free W beside one with a proof, neither of them clipped
 
 Writes a JSON file and a figure of the gradient and of the training loss over steps. TensorFlow only.
 """
@@ -42,12 +43,12 @@ def trace(model: "keras.Sequential", inputs: "np.ndarray", labels: "np.ndarray",
     from experiments.harness import training
 
     lengths = tf.Variable(tf.zeros(steps), trainable=False)
-    optimizer, (transition,) = model.optimizer, [i for i, v in enumerate(model.trainable_variables) if "/transition/" in v.path]
+    optimizer, transition = model.optimizer, [i for i, v in enumerate(model.trainable_variables) if "/transition/" in v.path]
     apply = optimizer.apply
 
     def recording(gradients: list[tf.Tensor], variables: Any = None) -> None:
         step = tf.minimum(tf.cast(optimizer.iterations.value, tf.int32), steps - 1)
-        lengths.scatter_nd_update([[step]], [tf.norm(gradients[transition])])
+        lengths.scatter_nd_update([[step]], [tf.linalg.global_norm([gradients[i] for i in transition])])
         apply(gradients, variables)
 
     means: list[float] = []  # Keras tells the mean over all steps so far
@@ -93,13 +94,17 @@ def arguments() -> Any:
         dest="clips",
         type=cli.positive_number,
         metavar="X",
-        help="beside no clipping: the length of the gradient of every weight; repeat for several (default: 1)",
+        help="beside no clipping: the length of the gradient of every weight; repeat for several (default: 1, with --lipschitz "
+        "none)",
     )
+    rnn.add_bounds(p)
     args = cli.parse(p)
     unused = {"resume": args.resume, "jit": args.jit is not None, "strategy": args.strategy != "none"}
     if any(unused.values()):
         p.error(f"not of use here: {', '.join(f'--{name}' for name, given in unused.items() if given)}")
-    args.transitions, args.clips = args.transitions or ["aux", "householder"], [None, *(args.clips or [1.0])]
+    args.bounded = rnn.bounded(p, args)
+    args.transitions = args.transitions or ([] if args.bounded else ["aux", "householder"])
+    args.clips = [None, *(args.clips or ([] if args.bounded else [1.0]))]
     return args
 
 
@@ -108,11 +113,19 @@ def draw(runs: list[dict[str, Any]], path: Path, title: str) -> None:
 
     with plotting.plt.rc_context(plotting.RC):
         figure, axes = plotting.plt.subplots(2, 1, figsize=(9, 6.4), sharex=True, layout="constrained")
-        clips = list(dict.fromkeys(run["clip"] for run in runs if run["clip"] is not None))
+        broken: list[float] = []  # lengths of clipping, each with its own broken line
+        bounds: list[str] = []
         for run in runs:
+            transition, _, proof = run["transition"].partition("+")
             clip = run["clip"]
-            name = run["transition"] if clip is None else f"{run['transition']}+clip={clip:g}"
-            look = plotting.style(name, clips.index(clip) if clip else 0)
+            if proof:  # a colour for every bound
+                bounds += [proof] if proof not in bounds else []
+                color = plotting.SPARE_COLORS[bounds.index(proof) % len(plotting.SPARE_COLORS)]
+                look = {"color": color, "label": f"{proof.partition('=')[0].replace('_', ' ')}, L = {proof.partition('=')[2]}"}
+            else:
+                broken += [clip] if clip and clip not in broken else []
+                name = transition if clip is None else f"{transition}+clip={clip:g}"
+                look = plotting.style(name, broken.index(clip) if clip else 0)
             line = {"color": look["color"], "linestyle": look.get("linestyle", "-"), "linewidth": 1.4, "label": look["label"]}
             for axis, measure in zip(axes, ("gradient", "loss"), strict=True):
                 axis.plot(range(1, len(run[measure]) + 1), run[measure], **line)
@@ -133,7 +146,7 @@ def main() -> None:
     epoch = -(-len(dataset.train_images) // args.batch_size)
     if args.train_steps > epoch:
         sys.exit(f"--train-steps: expected at most the {epoch} steps of an epoch, received {args.train_steps}.")
-    stem = f"spikes-{args.dataset}"
+    stem = f"spikes-{args.dataset}{'-kernels' if args.bounded else ''}"
     path = (args.output or Path("runs", stem)) / f"{stem}.json"
     cli.import_keras()
     import keras
@@ -146,19 +159,19 @@ def main() -> None:
     start, activation = (rnn.DEFAULTS[args.dataset][key] for key in ("start", "activation"))
     runs, rows = [], []
     for seed in range(args.seed, args.seed + args.runs):
-        for transition in args.transitions:
-            for clip in args.clips:
-                keras.utils.set_random_seed(seed)
-                model = rnn.build_model(transition, "pixels", x, args.hidden, start, activation)
-                optimizer = rnn.optimizer(args.learning_rate, args.transition_learning_rate, clip)
-                model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-                found = trace(model, *x.train, args.batch_size, args.train_steps)
-                runs.append({"transition": transition, "clip": clip, "seed": seed, **found})
-                step, ratio = spike(found["gradient"])
-                last = np.mean(found["loss"][-10:])
-                rows.append([transition, f"{clip:g}" if clip else "–", str(seed), f"{ratio:.0f}", str(step + 1), f"{last:.2f}"])
-                print(*rows[-1], flush=True)
-                keras.backend.clear_session()
+        pairs = [(transition, clip) for transition in args.transitions for clip in args.clips]
+        for transition, clip in pairs + [(name, None) for name in args.bounded]:
+            keras.utils.set_random_seed(seed)
+            model = rnn.build_model(transition, "pixels", x, args.hidden, start, activation)
+            optimizer = rnn.optimizer(args.learning_rate, args.transition_learning_rate, clip)
+            model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+            found = trace(model, *x.train, args.batch_size, args.train_steps)
+            runs.append({"transition": transition, "clip": clip, "seed": seed, **found})
+            step, ratio = spike(found["gradient"])
+            last = np.mean(found["loss"][-10:])
+            rows.append([transition, f"{clip:g}" if clip else "–", str(seed), f"{ratio:.0f}", str(step + 1), f"{last:.2f}"])
+            print(*rows[-1], flush=True)
+            keras.backend.clear_session()
     keys = ("train_steps", "batch_size", "hidden", "learning_rate", "transition_learning_rate", "seed", "runs")
     settings = {key: getattr(args, key) for key in keys}
     header = {"experiment": "spikes", "dataset": dataset.describe(), "settings": settings, "command": command()}

@@ -39,7 +39,7 @@ STEPS_PER_EPOCH = 100
 def build_model(posterior: str, pixels: int, latent: int, hidden: int) -> Any:
     """The autoencoder with a posterior of `POSTERIORS`."""
     from examples.vae import VAE
-    from keras_auxref.layers import FactoredFlow, HouseholderFlow, SylvesterFlow
+    from keras_auxref.posteriors import FactoredFlow, HouseholderFlow, SylvesterFlow
 
     kind, _, setting = posterior.partition("-")
     if kind == "sylvester":

@@ -6,9 +6,10 @@ After "One Reflection Suffice" (Mathiasen & Hvilshøj, 2020).
 import importlib
 from typing import Any
 
-from keras_auxref import initializers, kernels, ops, regularizers
-from keras_auxref._keras import register_later
-from keras_auxref.invertible import Invertible, register_bijector
+from keras_auxref import flows, initializers, kernels, layers, ops, posteriors, regularizers
+from keras_auxref.certificate import Certificate
+from keras_auxref.flows import Flow, Glow
+from keras_auxref.invertible import Invertible
 from keras_auxref.layers import (
     AuxReflection,
     FactoredReflection,
@@ -17,41 +18,40 @@ from keras_auxref.layers import (
     OrthogonalRNNCell,
     SVDDense,
 )
+from keras_auxref.lipschitz import lipschitz_bounds
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "AuxReflection",
+    "Certificate",
     "FactoredReflection",
+    "Flow",
     "Glow",
+    "Invertible",
     "OrthogonalDense",
     "OrthogonalRNN",
     "OrthogonalRNNCell",
     "SVDDense",
-    "bijectors",
-    "export_saved_model",
     "flows",
     "initializers",
     "kernels",
+    "layers",
+    "lipschitz_bounds",
     "ops",
+    "posteriors",
     "regularizers",
-    "serving",
 ]
-
-
-def _bijector_of(layer: Invertible, **kwargs: Any) -> Any:
-    return importlib.import_module("keras_auxref.bijectors").LayerBijector(layer, **kwargs)
-
-
-register_bijector(_bijector_of)
-register_later("keras_auxref.flows", "Glow", "Logit", "MultiScale", "VariationalDequantisation", "Warmup")
+_ON_TENSORFLOW = ("bijectors", "export_saved_model", "serving")
+"""What needs TensorFlow, or TensorFlow Probability, which takes a second to import: only those who use it pay for it."""
 
 
 def __getattr__(name: str) -> Any:
-    # TensorFlow Probability takes a second to import, and flows need TensorFlow: only those who use them pay for it.
-    if name in ("bijectors", "flows", "serving"):
+    if name in ("bijectors", "serving"):
         return importlib.import_module(f"keras_auxref.{name}")
-    if name == "Glow":
-        return importlib.import_module("keras_auxref.flows").Glow
     if name == "export_saved_model":
         return importlib.import_module("keras_auxref.serving").export_saved_model
     raise AttributeError(f"module 'keras_auxref' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ON_TENSORFLOW})

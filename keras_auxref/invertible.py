@@ -1,14 +1,19 @@
 """The contract of invertible layers: what layers offer, and all that bijectors, flows and exporters need to know of them."""
 
+import functools
+import importlib
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
 
-from keras_auxref.kernels import Certificate
+from keras_auxref.certificate import Certificate
+from keras_auxref.methods import METHODS, checked
+from keras_auxref.ops.backend import require_tensorflow
 from keras_auxref.typing import Shape, Tensor
 
-_make_bijector: Callable[..., Any] | None = None
+T = TypeVar("T")
 
 
 class Invertible:
@@ -17,9 +22,24 @@ class Invertible:
         y = layer(x)      x = layer.inverse(y)      layer.log_det_jacobian(x) = log|det ∂y/∂x|
 
     One event is the last `event_ndims` axes of x, the part that the Jacobian is taken over; a log-determinant has the axes
-    before it. A layer overrides `inverse`, `log_det_jacobian` and `certificate`; `forward_and_log_det`, the primitive of flows,
-    where computing both at once saves work; `proof` where the inverse may not be unique; `inverse_event_ndims` and
-    `inverse_output_shape` where it changes the shape of an event; `inverse_parts` where it is made of other invertible layers.
+    before it. **A layer must have two methods, `forward_and_log_det` and `inverse`**; `call` and `log_det_jacobian` follow from
+    the first. (One that has `call` and `log_det_jacobian` instead gets `forward_and_log_det` from these.) It overrides
+    `certificate` to state what is proven; `proof` if the inverse may not be unique; `inverse_event_ndims` and
+    `inverse_output_shape` if it changes the shape of an event; `inverse_parts` if it is made of other invertible layers.
+    An optional method `initialize(x)` initialises it from data; a weight or property `initialized` is then true. If its methods
+    take a keyword argument `context`, they get the context of the flow.
+
+    Put it before the layer: `class MyLayer(Invertible, keras.layers.Layer)`.
+
+    Example:
+    >>> import numpy as np
+    >>> from keras_auxref import FactoredReflection, Invertible
+    >>> layer, x = FactoredReflection(), np.ones((2, 4), "float32")
+    >>> isinstance(layer, Invertible)
+    True
+    >>> y = layer(x)
+    >>> np.allclose(layer.inverse(y), x, atol=1e-5), layer.log_det_jacobian(x).shape
+    (True, TensorShape([2]))
     """
 
     event_ndims: int = 1
@@ -29,21 +49,42 @@ class Invertible:
     """True where ∂y/∂x does not depend on x: a linear map, a shift, a permutation."""
     elementary: bool = True
     """True where `forward_and_log_det` and `inverse` are sums and products, once what depends on weights alone is known."""
+    supports_xla: bool = True
+    """False where TensorFlow's XLA lacks an operation that the layer needs."""
     built: bool
     compute_dtype: str
     name: str
 
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in METHODS:
+            if name in cls.__dict__:
+                setattr(cls, name, checked(cls.__dict__[name]))
+
+    @checked
+    def forward_and_log_det(self, x: Tensor, training: bool | None = None) -> tuple[Tensor, Tensor]:
+        """(y, log|det ∂y/∂x|): a log-determinant for every event, of shape `x.shape[:-event_ndims]`."""
+        if type(self).log_det_jacobian is Invertible.log_det_jacobian:
+            raise NotImplementedError(f"{type(self).__name__} lacks `forward_and_log_det`, which an invertible layer must have.")
+        return self(x, training=training), self.log_det_jacobian(x)  # type: ignore[operator]
+
     def inverse(self, y: Tensor) -> Tensor:
         """x with layer(x) = y."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} lacks `inverse`, which an invertible layer must have.")
+
+    if not TYPE_CHECKING:  # every layer has arguments of its own beside the inputs
+
+        def call(self, inputs: Tensor, training: bool | None = None, context: Tensor | None = None) -> Tensor:
+            """y alone."""
+            return pass_on(self.forward_and_log_det, inputs, training=training, context=context)[0]
+
+        def compute_output_shape(self, input_shape: Shape) -> Shape:
+            """That of the input, unless a layer has another."""
+            return input_shape
 
     def log_det_jacobian(self, x: Tensor) -> Tensor:
         """log|det ∂y/∂x| of every event, shape `x.shape[:-event_ndims]`."""
-        raise NotImplementedError
-
-    def forward_and_log_det(self, x: Tensor, training: bool | None = None) -> tuple[Tensor, Tensor]:
-        """(y, log|det ∂y/∂x|)."""
-        return self(x, training=training), self.log_det_jacobian(x)  # type: ignore[operator]
+        return self.forward_and_log_det(x)[1]
 
     def certificate(self) -> Certificate:
         """What is proven about the invertibility of this layer, with the weights and the precision that it has now."""
@@ -55,9 +96,20 @@ class Invertible:
     def proof(self) -> Tensor | None:
         """Whether `inverse` is proven to return the only preimage: None where it always does, else a scalar boolean tensor.
 
-        Unlike `certificate` this also works inside of a graph.
+        Unlike `certificate` this also works inside a graph.
         """
         return None
+
+    @property
+    def in_doubt(self) -> bool:
+        """True where a certificate alone says whether the inverse is unique, and training may lose it: for a free W."""
+        return any(part.in_doubt for part in self.inverse_parts() if part is not self)
+
+    def require_certificate(self, name: str) -> None:
+        """Warns or refuses, as a layer `in_doubt` is told to, where its method `name` is used without a certificate."""
+        for part in self.inverse_parts():
+            if part is not self:
+                part.require_certificate(name)
 
     @property
     def inverse_event_ndims(self) -> int:
@@ -72,17 +124,12 @@ class Invertible:
         """The invertible layers that `inverse` runs through: this one, or those that it is made of."""
         return [self]
 
-    def bijector(self, **kwargs: Any) -> Any:
+    def bijector(self, **kwargs: object) -> Any:
         """A new TFP bijector over the weights of this layer: a view, never a copy. TensorFlow only."""
         require_built(self, "bijector")
-        backend = keras.backend.backend()
-        if backend != "tensorflow":
-            raise NotImplementedError(
-                "A bijector is TensorFlow Probability on TensorFlow: it would see no variables of another backend, and training "
-                f"it would change nothing. Expected the TensorFlow backend of Keras. Received: KERAS_BACKEND={backend!r}"
-            )
-        assert _make_bijector is not None, "`keras_auxref` registers its bijector when it is imported."
-        return _make_bijector(self, **kwargs)
+        require_tensorflow("bijector")  # it would see no variables of another backend, and training it would change nothing
+        # A view is made on the floor above, and TensorFlow Probability is imported by those alone who ask for one.
+        return importlib.import_module("keras_auxref.bijectors").LayerBijector(self, **kwargs)
 
     def _tensor(self, x: Tensor, name: str) -> Tensor:
         """x as a tensor in the precision of the layer, for a method `name` that needs weights and is not `call`."""
@@ -90,13 +137,22 @@ class Invertible:
         return keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)
 
 
-def register_bijector(make: Callable[..., Any]) -> None:
-    """Says how `Invertible.bijector` makes one: make(layer, **kwargs). So layers need not know bijectors, nor these layers."""
-    global _make_bijector
-    _make_bijector = make
+def pass_on(method: Callable[..., T], x: Tensor, **extra: object) -> T:
+    """method(x) with those of the keyword arguments that are not None and that it takes."""
+    return method(x, **{name: value for name, value in extra.items() if value is not None and takes(method, name)})
 
 
-def require_built(layer: Any, name: str) -> None:
+def takes(method: Callable[..., object], name: str) -> bool:
+    """Whether a function or method has a parameter of this name."""
+    return name in _parameters(getattr(method, "__func__", method))
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameters(function: Callable[..., object]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
+
+
+def require_built(layer: keras.layers.Layer, name: str) -> None:
     """Refuses an attribute that needs weights before there are any."""
     if not layer.built:
         raise ValueError(

@@ -1,16 +1,16 @@
 """Soft orthogonality: penalties that pull a kernel towards orthogonal columns, where the layers here are orthogonal by form."""
 
 import math
-from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_auxref._keras import PACKAGE
-from keras_auxref.ops._checks import HALF
-from keras_auxref.typing import Tensor
+from keras_auxref.ops.checks import HALF
+from keras_auxref.package import PACKAGE
+from keras_auxref.typing import Config, Tensor
 
+__all__ = ["MODES", "SoftOrthogonal"]
 MODES = ("so", "dso", "mc", "srip")
 
 
@@ -33,6 +33,7 @@ class SoftOrthogonal(keras.regularizers.Regularizer):
 
     Example:
     >>> import numpy as np
+    >>> from keras_auxref.regularizers import SoftOrthogonal
     >>> float(SoftOrthogonal("so", 0.5)(np.array([[2.0, 0.0], [0.0, 1.0]])))
     4.5
 
@@ -67,7 +68,7 @@ class SoftOrthogonal(keras.regularizers.Regularizer):
                 value = value + ops.sum(ops.square(_defect(ops.transpose(tall))))
         return self.strength * value
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {"mode": self.mode, "strength": self.strength, "iterations": self.iterations}
 
 

@@ -1,21 +1,49 @@
-"""Before anything imports TensorFlow: the backend, and quiet. Tests find `quiet` by pytest's `pythonpath`, as examples do."""
+"""Before anything imports TensorFlow: the backend, and quiet."""
 
 import os
+from pathlib import Path
 
+# Two processes of pytest, and matrices far too small to share among threads.
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 # Some virtual machines announce AMX and do not have it: there a product of bfloat16 matrices ends the process.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
-import quiet  # noqa: F401  Keras without TensorFlow's start-up notices
-
-import keras
 import numpy as np
 import pytest
+
+from experiments.harness.notices import silenced
+
+with silenced():
+    import keras
+    import tensorflow as tf
+
+PROGRAMS = [Path(__file__).with_name(name) for name in ("examples", "experiments")]
+FORMULAS = Path(__file__).with_name("ops")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if any(folder in item.path.parents for folder in PROGRAMS):
+            item.add_marker(pytest.mark.programs)
 
 
 @pytest.fixture(autouse=True)
 def _seed():
     keras.utils.set_random_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _optimiser_of_graphs(request):
+    """Grappler takes half of the time of a graph's first call. What it might break are formulas: there it is on, as it is in
+    everything slow.
+    """
+    slow = any(request.node.get_closest_marker(name) for name in ("slow", "programs"))
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not slow and FORMULAS not in request.path.parents})
 
 
 @pytest.fixture

@@ -1,10 +1,24 @@
 """Independent routes to what the package computes, and matrices to try it on."""
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+
+def pairwise(*lists: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Few combinations, among which every two values of two lists meet: for `parametrize` where the full product is long."""
+    options = [list(values) for values in lists]
+    combinations = list(itertools.product(*(range(len(values)) for values in options)))
+    left = {pair for choice in combinations for pair in itertools.combinations(enumerate(choice), 2)}
+    chosen = []
+    while left:
+        best = max(combinations, key=lambda choice: len(left.intersection(itertools.combinations(enumerate(choice), 2))))
+        left.difference_update(itertools.combinations(enumerate(best), 2))
+        chosen.append(tuple(values[position] for values, position in zip(options, best, strict=True)))
+    return chosen
 
 
 def orthogonal(d: int, rng: np.random.Generator, determinant: int | None = None) -> np.ndarray:

@@ -17,6 +17,17 @@ def test_rotation_blocks_are_orthogonal_and_repeatable(make, d):
         assert np.abs(u - make(seed=4)((d, d), dtype="float64")).max() > 1e-3
 
 
+@pytest.mark.parametrize("d", [2, 3, 7, 12])
+def test_a_signed_permutation_exchanges_the_halves_and_has_no_fixed_point(d):
+    for seed in range(20):
+        q = np.asarray(initializers.SignedPermutation(seed)((d, d), dtype="float64"))
+        assert_agree(q @ q.T, np.eye(d))
+        assert sorted(np.unique(np.abs(q))) == [0, 1]
+        assert np.abs(np.linalg.eigvals(q) - 1).min() > 1e-3
+        assert not q[: d // 2, : d // 2].any()  # the first half comes from the second
+        assert np.abs(q[d - d // 2 :, : d // 2]).sum() == d // 2
+
+
 def test_cayley_is_the_cayley_transform_of_its_blocks():
     """expRNN: s = √((1 − cos t)/(1 + cos t)), t ~ U(0, π/2), U = (I + A)⁻¹(I − A), A = ±[[0, s], [−s, 0]]."""
     u = np.asarray(initializers.Cayley(seed=0)((2, 2), dtype="float64"))

@@ -52,3 +52,24 @@ def test_every_linked_file_and_heading_exists(name):
             else []
         )
         assert not heading or heading in headings, f"{target}#{heading}"
+
+
+def test_numbers_and_names_of_pages_are_those_of_the_code():
+    from keras_auxref.flows import COUPLINGS, MIXINGS
+    from keras_auxref.kernels import norms
+
+    for page, names in (("guides/flows.md", MIXINGS), ("couplings.md", COUPLINGS)):
+        rows = re.findall(r'^\| `"(\w+)"` \|', (ROOT / "docs" / page).read_text(), re.M)
+        assert sorted(rows) == sorted(names), page
+    text = (ROOT / "docs" / "mathematics.md").read_text()
+    assert f"up to d = {norms.EXACT_UP_TO}" in text
+    assert f"with p = {norms._POWER}" in text
+
+
+def test_the_floors_of_the_contributing_page_are_those_of_the_tests():
+    from tests.test_package import FLOORS
+
+    table = (ROOT / "CONTRIBUTING.md").read_text().split("| floor | contents |")[1].split("\n\n")[0]
+    rows = [re.findall(r"`(\w+)`", row.split("|")[1]) for row in table.splitlines() if row.startswith("| `")]
+    assert sorted(name for row in rows for name in row) == sorted(FLOORS)
+    assert all(FLOORS[name] <= min(FLOORS[other] for other in rows[i + 1]) for i, row in enumerate(rows[:-1]) for name in row)

@@ -3,6 +3,7 @@
 import email
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -28,9 +29,11 @@ def _run(*command, **options):
 def built(tmp_path_factory):
     """The sdist, and the wheel that was made from it: what the sdist lacks, the wheel lacks."""
     pytest.importorskip("build", reason="pip install 'keras-auxref[package]'")
-    folder = tmp_path_factory.mktemp("dist")
+    folder, source = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("source") / "checkout"
+    # Of a copy: setuptools writes into the folder that it builds, which another process may be building too.
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "_build", "build", "runs", "*.egg-info", "__pycache__"))
     # In this environment, which has setuptools, so that nothing is downloaded.
-    _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
+    _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source)
     (sdist,) = folder.glob("*.tar.gz")
     (wheel,) = folder.glob("*.whl")
     return sdist, wheel

@@ -20,7 +20,10 @@ STYLES = {
     "householder": ("d Householder reflections", "#0072b2", "s"),
     "aux": ("auxiliary reflection", "#d55e00", "o"),
 }
-plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "savefig.facecolor": "white"})
+# Large letters: on a phone the picture is four fingers wide.
+plt.rcParams.update(
+    {"font.size": 13, "axes.titlesize": 13, "axes.spines.top": False, "axes.spines.right": False, "savefig.facecolor": "white"}
+)
 
 
 def costs(axis):
@@ -32,8 +35,8 @@ def costs(axis):
         axis.plot(sizes, [ratio[d] for d in sizes], marker=marker, color=colour, label=label, linewidth=2)
     axis.axhline(1, color="0.35", linestyle="--", linewidth=1.5)
     axis.text(sizes[-1], 1.0, "Dense", color="0.35", ha="right", va="bottom")
-    axis.set(xscale="log", yscale="log", xlabel="d", title="Time of a layer, as a multiple of Dense")
-    axis.set_xticks([d for d in sizes if d != 784], [str(d) for d in sizes if d != 784])
+    axis.set(xscale="log", yscale="log", xlabel="d", title="Time, multiple of Dense")
+    axis.set_xticks([64, 256, 1024], ["64", "256", "1024"])
     axis.set_yticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
     axis.minorticks_off()
 
@@ -51,16 +54,19 @@ def errors(axis):
         epochs = np.arange(1, len(error) + 1)
         axis.plot(seconds[map] * epochs, error, "--" if name != map else "-", marker=marker, color=colour, linewidth=2)
     axis.set(xscale="log", xlabel="seconds of training", title="Error on MNIST (%)", ylim=(0, None))
-    axis.set_xticks([20, 50, 100, 200, 500, 1000, 2000], ["20", "50", "100", "200", "500", "1000", "2000"])
+    axis.set_xticks([20, 100, 500, 2000], ["20", "100", "500", "2000"])
     axis.minorticks_off()
 
 
-figure, axes = plt.subplots(1, 2, figsize=(9.6, 3.6), layout="constrained")
+figure, axes = plt.subplots(1, 2, figsize=(7.2, 4.2), layout="constrained")
 costs(axes[0])
 errors(axes[1])
 for axis in axes:
     axis.grid(color="0.9")
     axis.set_axisbelow(True)
 handles, labels = axes[0].get_legend_handles_labels()
-figure.legend(handles[::-1], labels[::-1], loc="outside lower center", ncols=4, frameon=False, fontsize=10)
-figure.savefig(Path(__file__).with_suffix(".png"), dpi=160, metadata={"Software": None})
+tuned = plt.Line2D([], [], color=STYLES["householder"][1], marker="s", linestyle="--", linewidth=2)
+order = [labels.index(STYLES[name][0]) for name in ("aux", "cayley", "exp", "householder")]
+handles, labels = [*(handles[i] for i in order), tuned], [*(labels[i] for i in order), "… with its own settings"]
+figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=12)
+figure.savefig(Path(__file__).with_suffix(".png"), dpi=200, metadata={"Software": None})

@@ -9,11 +9,11 @@
 # ---
 
 # %% [markdown]
-# # A drop-in orthogonal layer on images
+# # A drop-in norm-preserving layer for images
 #
 # `AuxReflection` goes where a `Dense` layer or a 1×1 convolution of equal size would go, and keeps the length of
 # every vector. In this tutorial we put it into a classifier of handwritten digits. Then we stack thirty layers, with
-# neither normalisation nor shortcuts, and see who still learns.
+# neither normalisation nor shortcuts, and see which network still learns.
 
 # %%
 import keras
@@ -38,7 +38,7 @@ for axis, image in zip(axes, x_train, strict=False):
 plt.show()
 
 # %% [markdown]
-# ## In the place of Dense
+# ## Instead of Dense
 #
 # `AuxReflection` takes no size: the output has the shape of the input. Everything else is Keras as you know it.
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from examples.server.notices import silenced
 from experiments.harness import distribution
 from experiments.harness.data import DataUnavailableError
+from experiments.harness.notices import silenced
 from experiments.harness.results import Results, ResultsMismatchError, Run, mean_and_deviation
 
 BACKENDS = ("tensorflow", "jax", "torch")

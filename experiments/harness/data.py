@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from examples.server.notices import silenced
+from experiments.harness.notices import silenced
 
 DIGITS_VALIDATION = 500
 PATCH, PATCH_TILE = 32, 64

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from examples.server.notices import silenced
+from experiments.harness.notices import silenced
 
 PACKAGES = ("keras-auxref", "keras", "tensorflow", "numpy")
 

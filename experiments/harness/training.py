@@ -79,13 +79,15 @@ def train(
     validation_batch: int = VALIDATION_BATCH,
     save: Path | None = None,
     afterwards: Callable[[Any], dict[str, Any]] | None = None,
+    flips: bool = False,
 ) -> None:
     """Train a compiled model and record it in `results`, going on from the last readable checkpoint of an unfinished run.
 
     A checkpoint of the model and its optimizer is kept in the folder `checkpoints` during the run and removed at its end.
     Continuing is not bit for bit the uninterrupted run: the order of the images starts anew. With `steps_per_epoch` an epoch is
     that many steps, whatever the number of images. The trained model goes to the file `save`, what `afterwards` measures on it
-    becomes `run.measurements`, and the run counts as finished only then.
+    becomes `run.measurements`, and the run counts as finished only then. With `steps_per_epoch` and `flips`, half of
+    the images, at random, are mirrored left and right.
 
     Where a distribution is set, every process takes its share of the training and validation batches, and measures afterwards
     on a copy of the model of its own, so that nothing there waits for the others.
@@ -103,7 +105,7 @@ def train(
         trial = {"x": distribution.batches(full, batch_size, seed=None), "callbacks": watching}
     elif steps_per_epoch:
         # Keras cuts the epoch short in which it comes to the end of arrays, so that steps are counted on data without an end.
-        feed = {"x": _endless(data, batch_size), "shuffle": False, "steps_per_epoch": steps_per_epoch}
+        feed = {"x": _endless(data, batch_size, flips), "shuffle": False, "steps_per_epoch": steps_per_epoch}
         trial = {**feed, "steps_per_epoch": 1}
     else:
         feed = _arrays(data, batch_size)
@@ -150,13 +152,18 @@ def _arrays(data: Data, batch_size: int) -> dict[str, Any]:
     return {**dict(zip(("x", "y"), data, strict=False)), "batch_size": batch_size}
 
 
-def _endless(data: Data, batch_size: int) -> Any:
-    """Full batches of one random order of the data after another, as a `tf.data.Dataset`."""
+def _endless(data: Data, batch_size: int, flips: bool = False) -> Any:
+    """Full batches of one random order of the data after another, as a `tf.data.Dataset`; with `flips`, half of them mirrored."""
     import tensorflow as tf
 
     parts = [tf.convert_to_tensor(part) for part in data]
     order = tf.data.Dataset.range(len(data[0])).shuffle(len(data[0])).repeat().batch(batch_size, drop_remainder=True)
-    return order.map(lambda chosen: tuple(tf.gather(part, chosen) for part in parts)).prefetch(1)
+
+    def batch(chosen: Any) -> tuple[Any, ...]:
+        x, *rest = (tf.gather(part, chosen) for part in parts)
+        return (tf.image.random_flip_left_right(x) if flips else x, *rest)
+
+    return order.map(batch).prefetch(1)
 
 
 def trial_batches(data: Data, batch_size: int) -> dict[str, Any]:

@@ -1,14 +1,19 @@
 """What the bijectors have in common: parameters by reference, and events behind any number of axes."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import keras
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+from keras_auxref.typing import Shape, Tensor
 
-def reference(value: Any, name: str) -> Any:
+Parameter: TypeAlias = tf.Tensor | tf.Variable | tfp.util.DeferredTensor
+T = TypeVar("T")
+
+
+def reference(value: Tensor, name: str) -> Parameter:
     """A parameter that stays a variable if it is one: the `tf.Variable` behind a Keras variable, anything else a tensor."""
     if isinstance(value, keras.Variable):
         value = value.value
@@ -19,7 +24,7 @@ def reference(value: Any, name: str) -> Any:
     return value
 
 
-def require_event(value: Any, event_ndims: int, name: str, shape: str, square: bool = False) -> None:
+def require_event(value: Parameter, event_ndims: int, name: str, shape: str, square: bool = False) -> None:
     """Refuses a parameter that is not a batch of vectors or matrices, or of which a size that matters is not known."""
     rank = value.shape.rank
     if rank is None or rank < event_ndims:
@@ -32,13 +37,13 @@ def require_event(value: Any, event_ndims: int, name: str, shape: str, square: b
         raise ValueError(f"`{name}` must be square. Expected shape {shape}. Received: {tuple(value.shape)}")
 
 
-def square_shape(shape: Any) -> tf.Tensor:
+def square_shape(shape: tf.Tensor | Shape) -> tf.Tensor:
     """(..., d) → (..., d, d): the shape of the matrices of a bijector that takes inputs of a shape."""
     shape = tf.convert_to_tensor(shape, tf.int32)
     return tf.concat([shape, shape[-1:]], axis=0)
 
 
-def require_one_dtype(**values: Any) -> tf.DType:
+def require_one_dtype(**values: Parameter) -> tf.DType:
     """The dtype of all parameters."""
     dtypes = {name: value.dtype.name for name, value in values.items()}
     if len(set(dtypes.values())) > 1:
@@ -46,7 +51,7 @@ def require_one_dtype(**values: Any) -> tf.DType:
     return tf.as_dtype(next(iter(dtypes.values())))
 
 
-def on_events(function: Callable[[tf.Tensor], Any], x: tf.Tensor, event_ndims: int) -> Any:
+def map_events(function: Callable[[tf.Tensor], T], x: tf.Tensor, event_ndims: int) -> T:
     """Applies a function of (n, *event) to x of shape (..., *event); every output gets the leading axes of x back."""
     rank = x.shape.rank
     if rank is None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import reduce
-from typing import Any
 
 import tensorflow as tf
 
@@ -13,7 +12,7 @@ Events = int | dict[str, int]
 """How many trailing axes of a parameter belong to one member: of all parameters, or of each by name."""
 
 
-def batch_shape(parameters: dict[str, Any], events: Events) -> tf.TensorShape:
+def batch_shape(parameters: dict[str, tf.Tensor | tf.Variable], events: Events) -> tf.TensorShape:
     """What the axes of all parameters before their events broadcast to, as far as it is known."""
     leads = [value.shape[: value.shape.rank - _ndims(events, name)] for name, value in parameters.items()]
     try:
@@ -26,7 +25,7 @@ def batch_shape(parameters: dict[str, Any], events: Events) -> tf.TensorShape:
         ) from None
 
 
-def for_members(function: Members, parameters: dict[str, tf.Tensor], events: Events, dtype: Any = None) -> tf.Tensor:
+def map_members(function: Members, parameters: dict[str, tf.Tensor], events: Events, dtype: tf.DType | None = None) -> tf.Tensor:
     """function(**parameters) for every member of a batch: a tensor of shape (*batch, *output)."""
     shape = batch_shape(parameters, events)
     if shape.rank == 0:
@@ -39,7 +38,7 @@ def for_members(function: Members, parameters: dict[str, tf.Tensor], events: Eve
     return tf.ensure_shape(output, shape.concatenate([None] * (output.shape.rank - shape.rank)))
 
 
-def on_members(function: Members, x: tf.Tensor, parameters: dict[str, tf.Tensor], events: Events) -> tf.Tensor:
+def map_member_rows(function: Members, x: tf.Tensor, parameters: dict[str, tf.Tensor], events: Events) -> tf.Tensor:
     """function(x, **parameters) with each vector of x given to the member that it belongs to.
 
     The axes of x before the last one broadcast against the batch of the parameters, aligned on the right. The function is called

@@ -1,6 +1,6 @@
 """A cache that follows the variables, and the base classes of all bijectors here."""
 
-from typing import Any
+from collections.abc import Iterable
 
 import tensorflow as tf
 import tensorflow_probability as tfp
@@ -24,7 +24,7 @@ class FreshBijector(tfp.bijectors.Bijector):
         state = _contents(variables) if graph is None else _writes(graph, variables)
         return hash((super().__hash__(), id(graph), state, self._tape(graph)))
 
-    def _tape(self, graph: Any) -> int:
+    def _tape(self, graph: tf.Graph | None) -> int:
         """A number that changes with the tape that records, 0 where none does."""
         trainable = self.trainable_variables if _recording() else ()
         if not trainable:
@@ -46,20 +46,20 @@ class CompositeBijector(FreshBijector, tfp.experimental.AutoCompositeTensor):
     names of TFP's own bijectors: there is a `Householder` in both.
     """
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         tfp.experimental.auto_composite_tensor(cls, omit_kwargs=("parameters",), non_identifying_kwargs=("name",))
 
 
-def _contents(variables: Any) -> Any:
+def _contents(variables: Iterable[tf.Variable]) -> tuple[int, ...]:
     return tuple(hash(variable.numpy().tobytes()) for variable in variables)
 
 
-def _writes(graph: Any, variables: Any) -> Any:
+def _writes(graph: tf.Graph, variables: Iterable[tf.Variable]) -> tuple[int, ...]:
     """How many operations of this graph may have written to each variable so far."""
     inner = {id(outer): placeholder for outer, placeholder in getattr(graph, "captures", [])}
 
-    def writes(handle: Any) -> int:
+    def writes(handle: tf.Tensor) -> int:
         # A variable that came in as an argument has its handle in this graph.
         handle = handle if getattr(handle, "graph", None) is graph else inner.get(id(handle))
         return 0 if handle is None else sum(op.type != "ReadVariableOp" for op in handle.consumers())

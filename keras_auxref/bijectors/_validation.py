@@ -1,14 +1,14 @@
 """What is proven of a bijector, and what `validate_args=True` means for its inverse."""
 
-from typing import Any
-
 import tensorflow as tf
+import tensorflow_probability as tfp
 
 from keras_auxref import ops
-from keras_auxref.kernels import Certificate
+from keras_auxref.certificate import Certificate
+from keras_auxref.typing import Tensor
 
 
-def certified(w: Any, symmetric: bool | None) -> tf.Tensor:
+def certified(w: Tensor, symmetric: bool | None) -> tf.Tensor:
     """Whether f(x) = H(Wx) x is proven to have one preimage for every vector: a scalar boolean tensor, also inside graphs."""
     return ops.is_certified(tf.convert_to_tensor(w), symmetric)
 
@@ -20,17 +20,19 @@ def weakest(members: list[Certificate]) -> Certificate:
     index = max(range(len(members)), key=lambda i: (not members[i].invertible, members[i].condition, -i))
     worst = members[index]
     brackets = [member.bracket for member in members]
+    constants = [[member.lipschitz for member in members], [member.inverse_lipschitz for member in members]]
     return Certificate(
         worst.invertible,
         worst.condition,
         (min(low for low, _ in brackets), max(high for _, high in brackets)),
         f"Member {index} of {len(members)}: {worst.reason}",
+        *(None if None in bounds else max(bound for bound in bounds if bound is not None) for bounds in constants),
     )
 
 
-def checked_inverse(x: tf.Tensor, y: tf.Tensor, bijector: Any, proven: list[tf.Tensor]) -> tf.Tensor:
+def checked_inverse(x: tf.Tensor, y: tf.Tensor, bijector: tfp.bijectors.Bijector, proven: list[tf.Tensor]) -> tf.Tensor:
     """x, or `tf.errors.InvalidArgumentError` where it is not proven to be the only preimage of y, or was not found."""
-    # What the inverse did not find is NaN. An event that came in with a NaN is nobody's failure.
+    # What the inverse did not find is NaN. A NaN in the input is not a failure of the inverse.
     found = _finite(x, bijector.forward_min_event_ndims) | ~_finite(y, bijector.inverse_min_event_ndims)
     missing = f"The inverse of '{bijector.name}' did not find a preimage for every vector."
     unproven = (

@@ -5,11 +5,12 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from keras_auxref.bijectors._base import reference, require_event, require_one_dtype
+from keras_auxref.bijectors._base import Parameter, reference, require_event, require_one_dtype
 from keras_auxref.bijectors._batch import batch_shape
 from keras_auxref.bijectors._cache import CompositeBijector
-from keras_auxref.ops._affine import affine, affine_inverse, standardization
-from keras_auxref.ops._checks import check_finite
+from keras_auxref.ops.affine import affine, affine_inverse, standardization
+from keras_auxref.ops.checks import check_finite
+from keras_auxref.typing import Tensor
 
 
 class ActNorm(CompositeBijector):
@@ -23,6 +24,7 @@ class ActNorm(CompositeBijector):
 
     Example:
     >>> import numpy as np
+    >>> from keras_auxref.bijectors import ActNorm
     >>> x = np.array([[1.0, 10.0], [3.0, 30.0]], "float32")
     >>> print(np.round(ActNorm.from_data(x).forward(x), 4))
     [[-1. -1.]
@@ -31,7 +33,7 @@ class ActNorm(CompositeBijector):
     Reference: Kingma & Dhariwal, "Glow: Generative Flow with Invertible 1×1 Convolutions", NeurIPS 2018.
     """
 
-    def __init__(self, shift: Any, log_scale: Any, validate_args: bool = False, name: str = "act_norm") -> None:
+    def __init__(self, shift: Tensor, log_scale: Tensor, validate_args: bool = False, name: str = "act_norm") -> None:
         parameters = dict(locals())
         with tf.name_scope(name) as name:
             self._shift, self._log_scale = reference(shift, "shift"), reference(log_scale, "log_scale")
@@ -54,12 +56,12 @@ class ActNorm(CompositeBijector):
             )
 
     @classmethod
-    def from_data(cls, x: Any, **kwargs: Any) -> "ActNorm":
+    def from_data(cls, x: Tensor, **kwargs: Any) -> "ActNorm":
         """With new variables that give every channel of x, shape `(..., d)`, mean 0 and variance 1."""
         shift, log_scale = _statistics(tf.convert_to_tensor(x))
         return cls(tf.Variable(shift, name="shift"), tf.Variable(log_scale, name="log_scale"), **kwargs)
 
-    def initialize(self, x: Any) -> None:
+    def initialize(self, x: Tensor) -> None:
         """Assigns to the variables what gives every channel of x, shape `(..., d)`, mean 0 and variance 1."""
         if not (isinstance(self._shift, tf.Variable) and isinstance(self._log_scale, tf.Variable)):
             kinds = type(self._shift).__name__, type(self._log_scale).__name__
@@ -69,17 +71,17 @@ class ActNorm(CompositeBijector):
         self._log_scale.assign(log_scale)
 
     @classmethod
-    def _parameter_properties(cls, dtype: Any) -> dict[str, Any]:
+    def _parameter_properties(cls, dtype: tf.DType) -> dict[str, tfp.util.ParameterProperties]:
         one = tfp.util.ParameterProperties(event_ndims=1)
         return {"shift": one, "log_scale": one}
 
     @property
-    def shift(self) -> Any:
+    def shift(self) -> Parameter:
         """The shift, as it was given."""
         return self._shift
 
     @property
-    def log_scale(self) -> Any:
+    def log_scale(self) -> Parameter:
         """The logarithm of the scale, as it was given."""
         return self._log_scale
 

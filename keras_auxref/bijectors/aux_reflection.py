@@ -1,15 +1,19 @@
 """The auxiliary reflection as a TFP bijector."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import TypeAlias
 
 import tensorflow as tf
 import tensorflow_probability as tfp
 
 from keras_auxref import kernels, ops
-from keras_auxref.bijectors._base import reference, require_event, require_one_dtype, square_shape
-from keras_auxref.bijectors._batch import batch_shape, for_members, on_members
+from keras_auxref.bijectors._base import Parameter, reference, require_event, require_one_dtype, square_shape
+from keras_auxref.bijectors._batch import batch_shape, map_member_rows, map_members
 from keras_auxref.bijectors._cache import CompositeBijector
 from keras_auxref.bijectors._validation import certified, checked_inverse, weakest
+from keras_auxref.typing import Tensor
+
+Weights: TypeAlias = Tensor | dict[str, Tensor]
 
 
 class AuxReflection(CompositeBijector):
@@ -32,6 +36,8 @@ class AuxReflection(CompositeBijector):
 
     Example:
     >>> import numpy as np
+    >>> import tensorflow as tf
+    >>> from keras_auxref.bijectors import AuxReflection
     >>> bijector = AuxReflection(np.diag([2.0, 2.0, 3.0]))
     >>> x = np.array([[1.0, 2.0, 3.0]])
     >>> np.allclose(bijector.inverse(tf.identity(bijector.forward(x))), x)
@@ -42,8 +48,8 @@ class AuxReflection(CompositeBijector):
 
     def __init__(
         self,
-        w: Any,
-        kernel: Any = None,
+        w: Weights,
+        kernel: kernels.KernelLike | None = None,
         symmetric: bool | None = None,
         near: float | None = None,
         validate_args: bool = False,
@@ -75,11 +81,11 @@ class AuxReflection(CompositeBijector):
             )
 
     @classmethod
-    def _parameter_properties(cls, dtype: Any) -> dict[str, Any]:
+    def _parameter_properties(cls, dtype: tf.DType) -> dict[str, tfp.util.ParameterProperties]:
         return {"w": tfp.util.ParameterProperties(event_ndims=_event_ndims, shape_fn=square_shape)}
 
     @property
-    def w(self) -> Any:
+    def w(self) -> Parameter | dict[str, Parameter]:
         """W or the weights of the kernel, as they were given."""
         weights = dict(self._weights)
         return next(iter(weights.values())) if self._lone else weights
@@ -90,7 +96,7 @@ class AuxReflection(CompositeBijector):
         weights = {key: tf.convert_to_tensor(value) for key, value in self._weights.items()}
         if isinstance(self._parametrization, kernels.Free):
             return weights["kernel"]
-        return for_members(lambda **weights: tf.convert_to_tensor(self._parametrization(weights)), weights, 2)
+        return map_members(lambda **weights: tf.convert_to_tensor(self._parametrization(weights)), weights, 2)
 
     def certificate(self) -> kernels.Certificate:
         """What is proven about the invertibility of this bijector, as it is now; of a batch, about all of its members."""
@@ -98,29 +104,29 @@ class AuxReflection(CompositeBijector):
         return weakest([self._parametrization.certificate(one) for one in tf.reshape(w, [-1, *w.shape[-2:]])])
 
     def _forward(self, x: tf.Tensor) -> tf.Tensor:
-        return self._on_members(ops.reflect, x, self.matrix)
+        return self._map_rows(ops.reflect, x, self.matrix)
 
     def _inverse(self, y: tf.Tensor) -> tf.Tensor:
         w = self.matrix
-        x = self._on_members(lambda y, w: ops.inverse(y, w, symmetric=self._promise, near=self._near), y, w)
+        x = self._map_rows(lambda y, w: ops.inverse(y, w, symmetric=self._promise, near=self._near), y, w)
         if not self.validate_args:
             return x
-        proven = for_members(lambda w: certified(w, self._promise), {"w": w}, 2, dtype=tf.bool)
+        proven = map_members(lambda w: certified(w, self._promise), {"w": w}, 2, dtype=tf.bool)
         return checked_inverse(x, y, self, [tf.reduce_all(proven)])
 
     def _forward_log_det_jacobian(self, x: tf.Tensor) -> tf.Tensor:
-        return self._on_members(lambda x, w: ops.log_det_jacobian(x, w, symmetric=self._promise), x, self.matrix)
+        return self._map_rows(lambda x, w: ops.log_det_jacobian(x, w, symmetric=self._promise), x, self.matrix)
 
-    def _on_members(self, function: Any, x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
-        return on_members(function, x, {"w": w}, 2)
+    def _map_rows(self, function: Callable[..., tf.Tensor], x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        return map_member_rows(function, x, {"w": w}, 2)
 
 
-def _event_ndims(bijector: AuxReflection, x_event_ndims: int) -> Any:
+def _event_ndims(bijector: AuxReflection, x_event_ndims: int) -> int | dict[str, int]:
     """The axes of `w`, or of every matrix in it, that belong to an event of x."""
     return tf.nest.map_structure(lambda _: x_event_ndims + 1, bijector.w)
 
 
-def _named(w: Any, kernel: kernels.Kernel) -> dict[str, Any]:
+def _named(w: Weights, kernel: kernels.Kernel) -> dict[str, Parameter]:
     """The weights of the kernel by name; a lone matrix is the weight of a kernel that has just one."""
     names = sorted(kernel.weight_names)
     if not isinstance(w, dict) and len(names) == 1:

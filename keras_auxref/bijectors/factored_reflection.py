@@ -1,16 +1,15 @@
 """The factored reflection as a TFP bijector."""
 
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
 from keras_auxref import ops
-from keras_auxref.bijectors._base import reference, require_event, require_one_dtype, square_shape
-from keras_auxref.bijectors._batch import batch_shape, on_members
+from keras_auxref.bijectors._base import Parameter, reference, require_event, require_one_dtype, square_shape
+from keras_auxref.bijectors._batch import batch_shape, map_member_rows
 from keras_auxref.bijectors._cache import CompositeBijector
-from keras_auxref.ops._spread import LARGEST_CONDITION
+from keras_auxref.ops.diagonal import LARGEST_CONDITION
+from keras_auxref.typing import Tensor
 
 ORTHOGONAL_WITHIN = 1e-3
 _EVENTS = {"u": 2, "v": 2, "eigenvalues": 1}
@@ -36,6 +35,9 @@ class FactoredReflection(CompositeBijector):
         ValueError: For shapes or dtypes that do not fit, U or V not orthogonal, λ not positive, or κ not below 2.
 
     Example:
+    >>> import numpy as np
+    >>> import tensorflow as tf
+    >>> from keras_auxref.bijectors import FactoredReflection
     >>> swap = np.array([[0.0, 1.0], [1.0, 0.0]])
     >>> bijector = FactoredReflection(swap, np.eye(2), np.array([1.0, 1.5]))
     >>> x = np.array([[3.0, 4.0]])
@@ -43,7 +45,9 @@ class FactoredReflection(CompositeBijector):
     True
     """
 
-    def __init__(self, u: Any, v: Any, eigenvalues: Any, validate_args: bool = False, name: str = "factored_reflection") -> None:
+    def __init__(
+        self, u: Tensor, v: Tensor, eigenvalues: Tensor, validate_args: bool = False, name: str = "factored_reflection"
+    ) -> None:
         parameters = dict(locals())
         with tf.name_scope(name) as name:
             self._u, self._v = reference(u, "u"), reference(v, "v")
@@ -61,22 +65,22 @@ class FactoredReflection(CompositeBijector):
             )
 
     @classmethod
-    def _parameter_properties(cls, dtype: Any) -> dict[str, Any]:
+    def _parameter_properties(cls, dtype: tf.DType) -> dict[str, tfp.util.ParameterProperties]:
         matrix = tfp.util.ParameterProperties(event_ndims=2, shape_fn=square_shape)
         return {"u": matrix, "v": matrix, "eigenvalues": tfp.util.ParameterProperties(event_ndims=1)}
 
     @property
-    def u(self) -> Any:
+    def u(self) -> Parameter:
         """U, as it was given."""
         return self._u
 
     @property
-    def v(self) -> Any:
+    def v(self) -> Parameter:
         """V, as it was given."""
         return self._v
 
     @property
-    def eigenvalues(self) -> Any:
+    def eigenvalues(self) -> Parameter:
         """λ, as it was given."""
         return self._eigenvalues
 
@@ -100,16 +104,16 @@ class FactoredReflection(CompositeBijector):
             return {key: tf.identity(part) for key, part in parts.items()}
 
     def _forward(self, x: tf.Tensor) -> tf.Tensor:
-        return on_members(ops.factored_reflect, x, self._parts(), _EVENTS)
+        return map_member_rows(ops.factored_reflect, x, self._parts(), _EVENTS)
 
     def _inverse(self, y: tf.Tensor) -> tf.Tensor:
-        return on_members(ops.factored_inverse, y, self._parts(), _EVENTS)
+        return map_member_rows(ops.factored_inverse, y, self._parts(), _EVENTS)
 
     def _forward_log_det_jacobian(self, x: tf.Tensor) -> tf.Tensor:
-        return on_members(lambda x, **parts: ops.factored_reflect_and_log_det(x, **parts)[1], x, self._parts(), _EVENTS)
+        return map_member_rows(lambda x, **parts: ops.factored_reflect_and_log_det(x, **parts)[1], x, self._parts(), _EVENTS)
 
 
-def _require_shapes(u: Any, v: Any, eigenvalues: Any) -> None:
+def _require_shapes(u: Tensor, v: Tensor, eigenvalues: Tensor) -> None:
     d = eigenvalues.shape[-1]
     for name, matrix in (("u", u), ("v", v)):
         if matrix.shape[-1] != d:

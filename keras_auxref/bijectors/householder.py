@@ -1,14 +1,13 @@
 """A product of Householder reflections as a TFP bijector."""
 
-from typing import Any
-
 import tensorflow as tf
 import tensorflow_probability as tfp
 
 from keras_auxref import ops
-from keras_auxref.bijectors._base import reference, require_event, square_shape
-from keras_auxref.bijectors._batch import on_members
+from keras_auxref.bijectors._base import Parameter, reference, require_event, square_shape
+from keras_auxref.bijectors._batch import map_member_rows
 from keras_auxref.bijectors._cache import CompositeBijector
+from keras_auxref.typing import Tensor
 
 
 class Householder(CompositeBijector):
@@ -22,12 +21,13 @@ class Householder(CompositeBijector):
         name: Name of the bijector.
 
     Example:
+    >>> from keras_auxref.bijectors import Householder
     >>> bijector = Householder([[0.0], [2.0]])
     >>> print(bijector.forward([3.0, 4.0]).numpy())
     [ 3. -4.]
     """
 
-    def __init__(self, v: Any, validate_args: bool = False, name: str = "householder") -> None:
+    def __init__(self, v: Tensor, validate_args: bool = False, name: str = "householder") -> None:
         parameters = dict(locals())
         with tf.name_scope(name) as name:
             self._v = reference(v, "v")
@@ -42,12 +42,12 @@ class Householder(CompositeBijector):
             )
 
     @classmethod
-    def _parameter_properties(cls, dtype: Any) -> dict[str, Any]:
+    def _parameter_properties(cls, dtype: tf.DType) -> dict[str, tfp.util.ParameterProperties]:
         # d reflections reach every orthogonal map of determinant (−1)ᵈ.
         return {"v": tfp.util.ParameterProperties(event_ndims=2, shape_fn=square_shape)}
 
     @property
-    def v(self) -> Any:
+    def v(self) -> Parameter:
         """The vectors, as they were given."""
         return self._v
 
@@ -58,7 +58,7 @@ class Householder(CompositeBijector):
         return self._apply(y, tf.reverse(tf.convert_to_tensor(self._v), [-1]))
 
     def _apply(self, x: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
-        return on_members(lambda x, v: ops.householder_product(v, x), x, {"v": v}, 2)
+        return map_member_rows(lambda x, v: ops.householder_product(v, x), x, {"v": v}, 2)
 
     def _forward_log_det_jacobian(self, x: tf.Tensor) -> tf.Tensor:
         # A constant Jacobian: what the batch of v adds to the shape, broadcasting adds.

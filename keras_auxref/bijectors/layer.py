@@ -1,13 +1,16 @@
 """A Keras layer seen as a TFP bijector."""
 
-from typing import Any
+from collections.abc import Callable
 
+import keras
 import tensorflow as tf
+import tensorflow_probability as tfp
 
-from keras_auxref.bijectors._base import on_events
+from keras_auxref.bijectors._base import map_events
 from keras_auxref.bijectors._cache import FreshBijector
 from keras_auxref.bijectors._validation import checked_inverse
 from keras_auxref.invertible import Invertible
+from keras_auxref.typing import Shape
 
 
 class LayerBijector(FreshBijector):
@@ -22,9 +25,20 @@ class LayerBijector(FreshBijector):
         validate_args: Raise `tf.errors.InvalidArgumentError` where the inverse did not find a preimage, and where an auxiliary
             reflection on the way is not proven to have only one.
         name: Name of the bijector.
+
+    Example:
+    >>> import tensorflow_probability as tfp
+    >>> from keras_auxref import FactoredReflection
+    >>> from keras_auxref.bijectors import LayerBijector
+    >>> layer = FactoredReflection()
+    >>> layer.build((None, 4))
+    >>> bijector = LayerBijector(layer)  # or `layer.bijector()`
+    >>> normal = tfp.distributions.MultivariateNormalDiag([0.0, 0.0, 0.0, 0.0])
+    >>> tfp.distributions.TransformedDistribution(normal, bijector).sample(3, seed=1).shape
+    TensorShape([3, 4])
     """
 
-    def __init__(self, layer: Any, validate_args: bool = False, name: str | None = None) -> None:
+    def __init__(self, layer: keras.layers.Layer, validate_args: bool = False, name: str | None = None) -> None:
         parameters = dict(locals())
         if not isinstance(layer, Invertible):
             raise ValueError(f"LayerBijector needs an invertible layer. Expected a layer with `Invertible`. Received: {layer!r}")
@@ -42,35 +56,35 @@ class LayerBijector(FreshBijector):
         self._layer_variables = [variable.value for variable in layer.weights]  # type: ignore[attr-defined]
 
     @classmethod
-    def _parameter_properties(cls, dtype: Any) -> dict[str, Any]:
+    def _parameter_properties(cls, dtype: tf.DType) -> dict[str, tfp.util.ParameterProperties]:
         return {}  # no tensor is an argument
 
     @property
-    def layer(self) -> Any:
+    def layer(self) -> keras.layers.Layer:
         """The layer that this is a view of."""
         return self._layer
 
     def _forward(self, x: tf.Tensor) -> tf.Tensor:
         if not self._one_pass():
-            return on_events(self._layer, x, self._layer.event_ndims)
-        y, log_det = on_events(self._layer.forward_and_log_det, x, self._layer.event_ndims)
+            return map_events(self._layer, x, self._layer.event_ndims)
+        y, log_det = map_events(self._layer.forward_and_log_det, x, self._layer.event_ndims)
         self._cache.forward_attributes(x)["ildj"] = -log_det
         return y
 
     def _one_pass(self) -> bool:
-        """Whether to compute the log-determinant with the value: in a graph what nobody asks for is pruned, eagerly it costs."""
+        """Whether to compute the log-determinant along with the value: a graph prunes it if unused, eagerly it takes time."""
         shares = type(self._layer).forward_and_log_det is not Invertible.forward_and_log_det
         return shares and (self._layer.cheap_log_det or not tf.executing_eagerly())
 
     def _inverse(self, y: tf.Tensor) -> tf.Tensor:
-        x = on_events(self._layer.inverse, y, self._layer.inverse_event_ndims)
+        x = map_events(self._layer.inverse, y, self._layer.inverse_event_ndims)
         if not self.validate_args:
             return x
         proofs = [part.proof() for part in self._layer.inverse_parts()]
         return checked_inverse(x, y, self, [proof for proof in proofs if proof is not None])
 
     def _forward_log_det_jacobian(self, x: tf.Tensor) -> tf.Tensor:
-        return on_events(self._layer.log_det_jacobian, x, self._layer.event_ndims)
+        return map_events(self._layer.log_det_jacobian, x, self._layer.event_ndims)
 
     def _forward_event_shape(self, input_shape: tf.TensorShape) -> tf.TensorShape:
         return _event_shape(self._layer.compute_output_shape, input_shape, self.forward_min_event_ndims)
@@ -85,7 +99,7 @@ class LayerBijector(FreshBijector):
         return _event_shape_tensor(self._layer.inverse_output_shape, output_shape, self.inverse_min_event_ndims)
 
 
-def _event_shape(function: Any, shape: tf.TensorShape, event_ndims: int) -> tf.TensorShape:
+def _event_shape(function: Callable[[Shape], Shape], shape: tf.TensorShape, event_ndims: int) -> tf.TensorShape:
     """What a layer makes of a shape; axes before its own event stay as they are."""
     if shape.rank is None:
         return tf.TensorShape(None)
@@ -95,7 +109,7 @@ def _event_shape(function: Any, shape: tf.TensorShape, event_ndims: int) -> tf.T
     return lead.concatenate(function((None, *event))[1:])
 
 
-def _event_shape_tensor(function: Any, shape: tf.Tensor, event_ndims: int) -> tf.Tensor:
+def _event_shape_tensor(function: Callable[[Shape], Shape], shape: tf.Tensor, event_ndims: int) -> tf.Tensor:
     known = tf.get_static_value(shape)
     sizes = tf.unstack(shape) if known is None else [int(size) for size in known]
     lead, event = sizes[: len(sizes) - event_ndims], sizes[len(sizes) - event_ndims :]

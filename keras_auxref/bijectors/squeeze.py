@@ -1,11 +1,10 @@
 """Space to depth as a TFP bijector."""
 
-from typing import Any
-
 import tensorflow as tf
+import tensorflow_probability as tfp
 
 from keras_auxref.bijectors._cache import CompositeBijector
-from keras_auxref.ops._squeeze import checked_factor, squeeze, squeezed_shape, unsqueeze, unsqueezed_shape
+from keras_auxref.ops.squeeze import checked_factor, squeeze, squeezed_shape, unsqueeze, unsqueezed_shape
 
 
 class Squeeze(CompositeBijector):
@@ -17,6 +16,7 @@ class Squeeze(CompositeBijector):
         name: Name of the bijector.
 
     Example:
+    >>> from keras_auxref.bijectors import Squeeze
     >>> print(Squeeze().forward_event_shape([4, 6, 3]))
     (2, 3, 12)
     """
@@ -39,7 +39,7 @@ class Squeeze(CompositeBijector):
         return self._factor
 
     @classmethod
-    def _parameter_properties(cls, dtype: Any) -> dict[str, Any]:
+    def _parameter_properties(cls, dtype: tf.DType) -> dict[str, tfp.util.ParameterProperties]:
         return {}
 
     @property

@@ -1,14 +1,13 @@
 """A step of a Sylvester flow as a TFP bijector."""
 
-from typing import Any
-
 import tensorflow as tf
 import tensorflow_probability as tfp
 
 from keras_auxref import ops
-from keras_auxref.bijectors._base import reference, require_event, require_one_dtype, square_shape
+from keras_auxref.bijectors._base import Parameter, reference, require_event, require_one_dtype, square_shape
 from keras_auxref.bijectors._batch import batch_shape
 from keras_auxref.bijectors._cache import CompositeBijector
+from keras_auxref.typing import Tensor
 
 _EVENTS = {"r": 2, "r_tilde": 2, "b": 1, "q": 2}
 
@@ -29,6 +28,8 @@ class Sylvester(CompositeBijector):
         name: Name of the bijector.
 
     Example:
+    >>> import tensorflow as tf
+    >>> from keras_auxref.bijectors import Sylvester
     >>> bijector = Sylvester([[0.5, 1.0], [0.0, 0.9]], [[0.5, 0.0], [0.0, 0.5]], [0.0, 1.0])
     >>> y = bijector.forward([3.0, 4.0])
     >>> print(bijector.inverse(tf.identity(y)).numpy().round(5))
@@ -37,7 +38,9 @@ class Sylvester(CompositeBijector):
     Reference: van den Berg, Hasenclever, Tomczak & Welling, "Sylvester Normalizing Flows for Variational Inference", UAI 2018.
     """
 
-    def __init__(self, r: Any, r_tilde: Any, b: Any, q: Any = None, validate_args: bool = False, name: str = "sylvester") -> None:
+    def __init__(
+        self, r: Tensor, r_tilde: Tensor, b: Tensor, q: Tensor | None = None, validate_args: bool = False, name: str = "sylvester"
+    ) -> None:
         parameters = dict(locals())
         with tf.name_scope(name) as name:
             self._r, self._r_tilde, self._b = (reference(*pair) for pair in ((r, "r"), (r_tilde, "r_tilde"), (b, "b")))
@@ -57,31 +60,31 @@ class Sylvester(CompositeBijector):
             )
 
     @classmethod
-    def _parameter_properties(cls, dtype: Any) -> dict[str, Any]:
+    def _parameter_properties(cls, dtype: tf.DType) -> dict[str, tfp.util.ParameterProperties]:
         matrix = tfp.util.ParameterProperties(event_ndims=2, shape_fn=square_shape)
         return {"r": matrix, "r_tilde": matrix, "b": tfp.util.ParameterProperties(event_ndims=1), "q": matrix}
 
     @property
-    def r(self) -> Any:
+    def r(self) -> Parameter:
         """R, as it was given."""
         return self._r
 
     @property
-    def r_tilde(self) -> Any:
+    def r_tilde(self) -> Parameter:
         """R̃, as it was given."""
         return self._r_tilde
 
     @property
-    def b(self) -> Any:
+    def b(self) -> Parameter:
         """b, as it was given."""
         return self._b
 
     @property
-    def q(self) -> Any:
+    def q(self) -> Parameter | None:
         """Q, as it was given."""
         return self._q
 
-    def _given(self) -> dict[str, Any]:
+    def _given(self) -> dict[str, Parameter]:
         given = {"r": self._r, "r_tilde": self._r_tilde, "b": self._b, "q": self._q}
         return {key: value for key, value in given.items() if value is not None}
 
@@ -98,7 +101,7 @@ class Sylvester(CompositeBijector):
         return ops.sylvester_and_log_det(x, **self._parts())[1]
 
 
-def _require_columns(matrix: Any, m: int, name: str) -> None:
+def _require_columns(matrix: Tensor, m: int, name: str) -> None:
     if matrix.shape[-1] != m:
         raise ValueError(
             f"`{name}` must fit `b`. Expected {m} columns, as many as entries of `b`. Received: {tuple(matrix.shape)}"

@@ -1,27 +1,56 @@
-"""The coupling of every step of a flow: NICE's, RealNVP's and Glow's, and that of Flow++."""
-
-from typing import Any
+"""The coupling of every step of a flow: NICE's, RealNVP's and Glow's, that of Flow++, and neural splines."""
 
 import keras
 
-from keras_auxref.layers import AdditiveCoupling, AffineCoupling, LogisticMixtureCoupling
+from keras_auxref.flows.copies import clone
+from keras_auxref.flows.mixing import Part, as_template, check_template
+from keras_auxref.flows.parts import AdditiveCoupling, AffineCoupling, LogisticMixtureCoupling, SplineCoupling
+from keras_auxref.flows.parts.coupling import Coupling
+from keras_auxref.invertible import takes
+from keras_auxref.typing import Config, DType
 
-_LAYERS = {"additive": AdditiveCoupling, "affine": AffineCoupling, "logistic_mixture": LogisticMixtureCoupling}
+_LAYERS = {
+    "additive": AdditiveCoupling,
+    "affine": AffineCoupling,
+    "logistic_mixture": LogisticMixtureCoupling,
+    "spline": SplineCoupling,
+}
 COUPLINGS = tuple(_LAYERS)
 
 
-def check_coupling(coupling: Any) -> str:
-    """A name of `COUPLINGS`."""
+def check_coupling(coupling: Part | Config) -> Part:
+    """A name of `COUPLINGS`, or a template: an invertible layer that has not been built."""
+    if isinstance(coupling, dict):
+        coupling = keras.saving.deserialize_keras_object(coupling)
     if isinstance(coupling, str) and coupling in _LAYERS:
         return coupling
-    raise ValueError(f"Unknown coupling. Expected one of {list(COUPLINGS)}. Received: {coupling!r}")
+    if not isinstance(coupling, keras.layers.Layer):
+        raise ValueError(
+            f"Unknown coupling. Expected one of {list(COUPLINGS)}, or an invertible Keras layer. Received: {coupling!r}"
+        )
+    return check_template(coupling, "coupling")
 
 
-def build_coupling(coupling: str, hidden: int, name: str, dtype: Any) -> keras.layers.Layer:
-    """The layer of one coupling, x_b ↦ y_b given x_a, with a default network of `hidden` channels.
+def coupling_template(coupling: Part, hidden: int, dtype: DType, context: int | None = None) -> keras.layers.Layer:
+    """The layer of one coupling, x_b ↦ y_b given x_a, not built; by a name with a default network of `hidden` channels.
 
-    additive           y_b = x_b + t                        volume is preserved
-    affine             y_b = (x_b + t)·s
-    logistic_mixture   y_b = σ⁻¹(Σ πₖ σ((x_b − μₖ)/sₖ))·eᵃ + t
+        additive           y_b = x_b + t                        volume is preserved
+        affine             y_b = (x_b + t)·s
+        logistic_mixture   y_b = σ⁻¹(Σ πₖ σ((x_b − μₖ)/sₖ))·eᵃ + t
+        spline             y_b = h(x_b), h a monotone rational-quadratic spline
+
+    A layer instead of a name is taken as it is. The network of a coupling sees `context` more channels.
     """
-    return _LAYERS[coupling](hidden=hidden, name=name, dtype=dtype)
+    if isinstance(coupling, str):
+        return _LAYERS[coupling](hidden=hidden, context=context, dtype=dtype)
+    layer = as_template(coupling, dtype)
+    if context is None:
+        return layer
+    if isinstance(layer, Coupling) and layer.context is None:
+        return clone(layer, context=context)
+    if not takes(layer.forward_and_log_det, "context"):
+        raise ValueError(
+            "The coupling is what sees the context of a flow. Expected a layer whose `forward_and_log_det` and `inverse` take "
+            f"`context`. Received: {layer!r}"
+        )
+    return layer

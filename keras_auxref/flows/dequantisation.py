@@ -1,20 +1,21 @@
-"""Variational dequantisation: the noise inside of every value of a pixel, drawn from a distribution that is learned."""
+"""Variational dequantisation: the noise within every value of a pixel, drawn from a distribution that is learned."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import keras
 
-from keras_auxref._keras import PACKAGE
-from keras_auxref.layers import Permutation, Squeeze
-from keras_auxref.layers._coupling import default_network
-from keras_auxref.ops._coupling import checked_bound, couple, coupling_log_det, scaled
-from keras_auxref.ops._rows import epsilon
-from keras_auxref.typing import Shape, Tensor
+from keras_auxref.flows.parts import Permutation, Squeeze
+from keras_auxref.flows.parts.coupling import default_network
+from keras_auxref.layers.checks import last_axis
+from keras_auxref.ops.coupling import checked_bound, couple, coupling_log_det, scaled
+from keras_auxref.ops.rows import epsilon
+from keras_auxref.package import PACKAGE
+from keras_auxref.typing import Config, LayerArguments, Shape, Tensor
 
 DEQUANTISATIONS = ("uniform", "variational")
 
 
-def check_dequantisation(dequantisation: Any) -> str:
+def check_dequantisation(dequantisation: str) -> str:
     """A name of `DEQUANTISATIONS`."""
     if isinstance(dequantisation, str) and dequantisation in DEQUANTISATIONS:
         return dequantisation
@@ -27,15 +28,15 @@ class VariationalDequantisation(keras.layers.Layer):
 
         u = σ(T(σ⁻¹(v); k))      log q(u|k) = −log|det ∂u/∂v|
 
-    T squeezes 2×2 pixels into channels and takes affine couplings, with the channels reversed after each; their networks see the
-    image beside one half of the noise. T starts as the identity, and then u = v is uniform and log q = 0. The flow of Ho et al.
-    starts from normal noise; that of σ⁻¹(v) is logistic instead, so that uniform dequantisation is inside of the family.
+    T squeezes 2×2 pixels into channels and applies affine couplings, with the channels reversed after each. Their networks see
+    the image and one half of the noise. T starts as the identity: u = v is uniform and log q = 0. The flow of Ho et al.
+    starts from normal noise; that of σ⁻¹(v) is logistic instead, so that uniform dequantisation belongs to the family.
 
-    For a density p of continuous images, P(k) = ∫ p over the share of k, and Jensen's inequality gives the bound
+    For a density p of continuous images, P(k) = ∫ p over the interval of k, and Jensen's inequality gives the bound
 
         −log P(k) ≤ E_q [log q(u|k) − log p(k + u)]
 
-    in units of which a value is 1 wide. Both terms depend on the weights of q, through u as well: gradients pass.
+    in units in which a value has width 1. Both terms have gradients for the weights of q, also through u.
 
     Args:
         hidden: Channels of the hidden layers of the networks.
@@ -51,6 +52,7 @@ class VariationalDequantisation(keras.layers.Layer):
 
     Example:
     >>> import numpy as np
+    >>> from keras_auxref.flows import VariationalDequantisation
     >>> layer, v = VariationalDequantisation(hidden=4), np.full((2, 4, 4, 3), 0.25, "float32")
     >>> u, log_q = layer(np.zeros((2, 4, 4, 3), "float32"), v)
     >>> bool(np.allclose(u, v, atol=1e-6)), bool(log_q[0] == 0)
@@ -60,7 +62,7 @@ class VariationalDequantisation(keras.layers.Layer):
     Dequantization and Architecture Design", ICML 2019.
     """
 
-    def __init__(self, hidden: int = 64, steps: int = 2, bound: float = 2.0, **kwargs: Any) -> None:
+    def __init__(self, hidden: int = 64, steps: int = 2, bound: float = 2.0, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
         for name, value in (("hidden", hidden), ("steps", steps)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -76,8 +78,8 @@ class VariationalDequantisation(keras.layers.Layer):
         self.squeeze.build(images_shape)
         shape = tuple(self.squeeze.compute_output_shape(images_shape))
         self.reverse.build(shape)
-        size, name = shape[-1] // 2, type(self).__name__
-        seen, said = (*shape[:-1], size + shape[-1]), 2 * (shape[-1] - size)
+        d, name = last_axis(self, shape), type(self).__name__
+        seen, said = (*shape[:-1], d // 2 + d), 2 * (d - d // 2)
         self.networks = [default_network(seen, said, self.hidden, self.dtype_policy, name) for _ in range(self.steps)]
 
     def call(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,11 +103,11 @@ class VariationalDequantisation(keras.layers.Layer):
     def compute_output_shape(self, images_shape: Shape, noise_shape: Shape | None = None) -> tuple[Shape, Shape]:
         return images_shape, (images_shape[0],)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {**super().get_config(), "hidden": self.hidden, "steps": self.steps, "bound": self.bound}
 
 
-def _beside(seen: Tensor, network: Any) -> Any:
+def _beside(seen: Tensor, network: keras.layers.Layer) -> keras.layers.Layer:
     """The network as a function of one half of the noise, with the image beside it."""
     return lambda a: network(keras.ops.concatenate([a, seen], axis=-1))
 

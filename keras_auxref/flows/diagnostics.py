@@ -1,7 +1,6 @@
 """What is proven about the mixings of a flow, and what can be measured where nothing is."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 import numpy as np
@@ -9,17 +8,18 @@ import numpy as np
 from keras_auxref import ops
 from keras_auxref.flows.multi_scale import MultiScale
 from keras_auxref.layers import AuxReflection, FactoredReflection
+from keras_auxref.typing import Tensor
 
 RETURNED_WITHIN = 1e-3
 
 
 @dataclass(frozen=True)
 class Branches:
-    """How one auxiliary reflection f of a flow behaves on data: is its inverse the inverse for them?
+    """Whether one auxiliary reflection f of a flow is inverted on given data.
 
     Attributes:
         layer: Name of the layer.
-        invertible: True when f is proven to be a bijection; then the rest is a formality.
+        invertible: True when f is proven to be a bijection; then the rest follows.
         condition: κ(S) of the certificate.
         preimages: Mean number of preimages of f(x) over the vectors x for which they were counted.
         most_preimages: The largest such number.
@@ -27,6 +27,14 @@ class Branches:
         returned: The share of vectors x with ‖f⁻¹(f(x)) − x‖ ≤ 1e-3 ‖x‖, among all vectors of the images.
         vectors: The number of these vectors.
         coefficient: Mean and standard deviation of c(x) = 2 uᵀx/‖u‖², u = Wx, over them.
+
+    Example:
+    >>> import numpy as np
+    >>> from keras_auxref import Glow
+    >>> model = Glow((4, 4, 1), levels=1, steps=1, hidden=4, mixing="aux_spectral")
+    >>> found = model.branches(np.zeros((2, 4, 4, 1), "uint8"), counted=2)
+    >>> [(branches.invertible, branches.preimages) for branches in found]
+    [(True, 1.0)]
     """
 
     layer: str
@@ -40,12 +48,12 @@ class Branches:
     coefficient: tuple[float, float]
 
 
-def branches(flow: MultiScale, images: Any, counted: int, seed: int) -> list[Branches]:
+def branches(flow: MultiScale, images: Tensor, counted: int, seed: int) -> list[Branches]:
     """`Branches` for every auxiliary reflection of a flow on the way of these images."""
     generator = np.random.default_rng(seed)
     found: list[Branches] = []
 
-    def visit(layer: Any, x: Any) -> None:
+    def visit(name: str, layer: keras.layers.Layer, x: Tensor) -> None:
         if not isinstance(layer, AuxReflection | FactoredReflection):
             return
         y = layer(x)
@@ -64,7 +72,7 @@ def branches(flow: MultiScale, images: Any, counted: int, seed: int) -> list[Bra
         certificate = layer.certificate()
         found.append(
             Branches(
-                layer=layer.name,
+                layer=name,
                 invertible=certificate.invertible,
                 condition=certificate.condition,
                 preimages=float(np.mean(counts)) if counts else float("nan"),
@@ -80,5 +88,5 @@ def branches(flow: MultiScale, images: Any, counted: int, seed: int) -> list[Bra
     return found
 
 
-def _rows(x: Any) -> np.ndarray:
+def _rows(x: Tensor) -> np.ndarray:
     return np.asarray(keras.ops.convert_to_numpy(x), np.float64).reshape(-1, x.shape[-1])

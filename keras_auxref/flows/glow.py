@@ -1,29 +1,32 @@
-"""Glow with auxiliary reflections in the place of 1×1 convolutions."""
+"""Glow with auxiliary reflections in place of 1×1 convolutions."""
 
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, Unpack
 
 import keras
 
-from keras_auxref._keras import PACKAGE
+from keras_auxref.certificate import Certificate
 from keras_auxref.flows import images as image_data
-from keras_auxref.flows.compiled import compiled
+from keras_auxref.flows.batches import spec_of
+from keras_auxref.flows.conditions import Condition
 from keras_auxref.flows.dequantisation import VariationalDequantisation, check_dequantisation
 from keras_auxref.flows.diagnostics import Branches, branches
-from keras_auxref.flows.mixing import check_mixing, supports_xla
+from keras_auxref.flows.mixing import Part
+from keras_auxref.flows.model import FlowModel, Signatures, log_normal
 from keras_auxref.flows.multi_scale import MultiScale
+from keras_auxref.flows.old_files import stack_old_steps
 from keras_auxref.flows.preprocessing import as_fractions, dequantise, nearest_values
-from keras_auxref.flows.randomness import normal, uniform
-from keras_auxref.flows.training import LikelihoodModel
-from keras_auxref.kernels import Certificate
-from keras_auxref.ops._checks import require_tensorflow
+from keras_auxref.flows.randomness import uniform
+from keras_auxref.ops import backend
+from keras_auxref.ops.backend import compiled
+from keras_auxref.package import PACKAGE
+from keras_auxref.typing import Config, Data, LayerArguments, PathLike, Tensor
 
 EVALUATION_SEED = (0, 0)
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
-class Glow(LikelihoodModel):
+class Glow(FlowModel):
     """A normalizing flow for images, trained by maximum likelihood: z = n(x) with z ~ N(0, I).
 
         log p(x) = log N(n(x); 0, I) + log|det ∂n/∂x|
@@ -34,44 +37,58 @@ class Glow(LikelihoodModel):
 
     **What to give it.** Integers 0 … 2ᵇ − 1, that is `uint8` for the default of 8 bits, everywhere. Numbers in [0, 1] are the
     same images with black at 0 and white at 1: k/(2ᵇ − 1) is the integer k. `decode` and `sample` return such numbers;
-    `np.round(255 * images).astype("uint8")` makes integers of them. `log_prob` and `encode` take every pixel where it is.
-    `fit`, `evaluate` and `bits_per_dim` take the nearest of the 2ᵇ values and spread it by noise over its share of the line, from
-    (k − ½)/(2ᵇ − 1) to (k + ½)/(2ᵇ − 1) (`dequantisation`). Images out of range, such as floating-point ones in
+    `np.round(255 * images).astype("uint8")` converts them to integers. `log_prob` and `encode` use every pixel as it is.
+    `fit`, `evaluate` and `bits_per_dim` round to the nearest of the 2ᵇ values and add noise that spreads it over the interval
+    from (k − ½)/(2ᵇ − 1) to (k + ½)/(2ᵇ − 1) (`dequantisation`). Images out of range, such as floating-point ones in
     0 … 255, in [−1, 1] or with NaN, or 8-bit ones where `bits=5`, are refused with a `ValueError`. `fit` and `evaluate` look at
-    their first batch. Inside of a `tf.function` and in a served model nothing can be refused, and an impossible image has the
+    their first batch. Inside a `tf.function` and in a served model values cannot be checked; an impossible image then has the
     log-density −∞ and ∞ bits.
 
-    **Backends.** TensorFlow, JAX (compiled by `jax.jit`) and torch (eagerly), with the mixings whose mathematics runs there; a
-    `.keras` file that one wrote loads on the others. `sample(seed=…)`, `evaluate` and `bits_per_dim` draw the same numbers on
-    each. The noise of training comes from `keras.random` and differs. `bijector` and `distribution` are TensorFlow's.
+    **Backends.** TensorFlow, JAX (compiled by `jax.jit`) and torch (eagerly). A `.keras` file written on one loads on the others.
+    `sample(seed=…)`, `evaluate` and `bits_per_dim` draw the same numbers on each; the noise of training comes from
+    `keras.random` and differs. `bijector` and `distribution` need TensorFlow.
 
     With `mixing="aux"` nothing proves that the flow is a bijection: see `certificates` and `branches`, and the note at
-    `bits_per_dim`. All other mixings are provably invertible.
+    `bits_per_dim`. `"conv"` and `"aux_conv"` are bijections while their matrix is invertible. All other mixings are provably
+    invertible for all weights.
 
     Args:
         image_shape: (height, width, channels); height and width divisible by 2^levels.
-        levels: The number L of levels.
+        levels: The number L of levels; by default the most that the size allows, up to 3.
         steps: The number K of steps in each level.
         hidden: Channels of the hidden layers of the coupling networks, C in the paper.
         mixing: `"aux_factored"`, a provably invertible factored reflection, started at a random orthogonal Q;
             `"aux_factored_right"`, its one-sided form; `"aux"`, an auxiliary reflection with free W, started at W = I − Q;
             `"aux_spectral"`, the paper's provably invertible one, with a fixed Q before it; `"aux_relaxed_cayley"`, a larger
             provably invertible family, started at Q; `"householder"`, as many reflections as channels; `"conv"`, Glow's
-            invertible 1×1 convolution; `"qr"`, the same in the form Q R; `"aux_factored_qr"`, R after a factored reflection;
-            `"fixed"`, Q itself; `"permutation"`, the channels in reverse, as in NICE and RealNVP. Or a `kernels.Spectral` or
-            `kernels.RelaxedCayley` instance.
+            invertible 1×1 convolution; `"aux_conv"`, a reflection before that convolution; `"qr"`, a convolution in the form
+            Q R; `"aux_factored_qr"`, R after a factored reflection; `"fixed"`, Q itself; `"permutation"`, the channels in
+            reverse, as in NICE and RealNVP. Or a template, any `Invertible` Keras layer that keeps the shape of images, of which
+            every step gets a copy: `FactoredReflection(margin=0.3)`.
         bits: The number b of bits of a pixel.
-        squash: The line of all 2ᵇ values is squashed by this factor about its middle before the logit, which is infinite at
-            its ends.
+        squash: All values are scaled by this factor about ½ before the logit, which is infinite at 0 and 1.
         seed: Seed of the orthogonal starts Q, the same for every mixing.
-        coupling: `"affine"`, (x_b + t)·s, of RealNVP and Glow; `"additive"`, x_b + t, of NICE; `"logistic_mixture"`, the logit of
-            the distribution function of a mixture of logistics, of Flow++. See the layers of these names.
+        coupling: `"affine"`, (x_b + t)·s, of RealNVP and Glow; `"additive"`, x_b + t, of NICE; `"spline"`, a monotone
+            rational-quadratic spline; `"logistic_mixture"`, the logit of the distribution function of a mixture of logistics, of
+            Flow++. See the layers of these names. Or a template, as for `mixing`: `AffineCoupling(hidden=128)`.
         dequantisation: `"uniform"` noise, or `"variational"`: noise from a conditional flow that is trained with the rest, see
             `flows.VariationalDequantisation`. It matters to `fit`, `evaluate`, `predict` and `bits_per_dim` only.
+        unroll: Whether to write the steps of a level out instead of running them as one loop; by default the faster of the two.
+            See `flows.Repeat`.
+        remat: Whether to compute every step again in the backward pass instead of keeping its activations: less memory, more
+            time. `"inverse"` keeps only the input and the output of every level, for certified mixings: memory does not grow
+            with `steps`. See `flows.Repeat`.
+        context: The number k of entries of a context c, or None. With a context the flow is a conditional density p(x | c): all
+            coupling networks see c, the same at every pixel. In `fit(images, y)`, y of shape `(batch, k)` is the context; every
+            other method has an argument `context`. Without a context, y is ignored.
+        classes: The number of labels, for a context that is one of the labels 0 … classes − 1; or None.
+        prior: `"standard"`, or `"learned"`: an affine map before every part of z, whose shift and scale are learned; at a split
+            they are a convolution of the half that goes on. See `flows.MultiScale`.
         **kwargs: Arguments of `keras.Model`: `name`, `dtype` (float32 or float64), …
 
     Example:
     >>> import numpy as np
+    >>> from keras_auxref import Glow
     >>> model = Glow((8, 8, 3), levels=2, steps=1, hidden=8)
     >>> images = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype="uint8")
     >>> history = model.fit(images, verbose=0)
@@ -84,32 +101,37 @@ class Glow(LikelihoodModel):
 
     def __init__(
         self,
-        image_shape: Any,
-        levels: int = 3,
+        image_shape: tuple[int, int, int],
+        levels: int | None = None,
         steps: int = 8,
         hidden: int = 64,
-        mixing: Any = "aux_factored",
+        mixing: Part = "aux_factored",
         bits: int = 8,
         squash: float = 0.9,
         seed: int | None = None,
-        coupling: str = "affine",
+        coupling: Part = "affine",
         dequantisation: str = "uniform",
-        **kwargs: Any,
+        unroll: bool | None = None,
+        remat: bool | Literal["inverse"] = False,
+        context: int | None = None,
+        classes: int | None = None,
+        prior: str = "standard",
+        **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
-        self.image_shape = tuple(int(n) for n in image_shape)
-        if len(self.image_shape) != 3 or min(self.image_shape) < 1:
-            raise ValueError(f"`image_shape` must be (height, width, channels). Received: {tuple(image_shape)}")
+        self.image_shape = _checked_shape(image_shape)
         if not isinstance(bits, int) or not 1 <= bits <= 16:
             raise ValueError(f"`bits` must be a whole number between 1 and 16. Received: {bits!r}")
         if self.compute_dtype not in ("float32", "float64"):
             raise ValueError(f"A likelihood needs dtype float32 or float64. Received: {self.compute_dtype}")
         if not 0 < squash < 1:
             raise ValueError(f"`squash` must lie strictly between 0 and 1. Received: {squash}")
-        self.bits, self.squash, self.mixing = bits, float(squash), check_mixing(mixing)
+        self.bits, self.squash = bits, float(squash)
         within = self.squash * (2**bits - 1) / 2**bits  # the shares of 2ᵇ values are wider than [0, 1], by one of them
-        common = {"dtype": self.dtype_policy, "name": "flow"}
-        self.flow = MultiScale(levels, steps, hidden, self.mixing, within, seed, coupling, **common)
+        self.condition = Condition(context, classes, self.compute_dtype)
+        common = {"context": self.condition.width, "prior": prior, "dtype": self.dtype_policy, "name": "flow"}
+        levels = most_levels(self.image_shape) if levels is None else levels
+        self.flow = MultiScale(levels, steps, hidden, mixing, within, seed, coupling, unroll, remat, **common)
         self.flow.build((None, *self.image_shape))
         self.dequantisation = check_dequantisation(dequantisation)
         if self.dequantisation == "variational":
@@ -117,13 +139,17 @@ class Glow(LikelihoodModel):
             self.dequantiser.build((None, *self.image_shape))
         self.noise = keras.random.SeedGenerator(seed)
         self.bits_metric = keras.metrics.Mean(name="bits_per_dim")
-        self.supports_jit = keras.backend.backend() != "tensorflow" or supports_xla(self.mixing)
+        self.supports_jit = backend.NAME != "tensorflow" or self.flow.supports_xla
         self.built = True
 
     @property
-    def initialized(self) -> bool:
-        """True when every ActNorm has been started from data."""
-        return self.flow.initialized
+    def mixing(self) -> Part:
+        """The name of the mixing, or its template."""
+        return self.flow.mixing
+
+    @property
+    def loss_metric(self) -> keras.metrics.Mean:
+        return self.bits_metric
 
     @property
     def dimension(self) -> int:
@@ -132,145 +158,140 @@ class Glow(LikelihoodModel):
 
     # ------------------------------------------------------------------------------------------------------- training
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Bits per dimension of every image, of shape `(batch,)`: the loss. The noise is new in training, and fixed otherwise."""
-        inputs = image_data.images_of(inputs)
-        self._check_images(inputs)
+    def call(self, inputs: Tensor | tuple[Tensor, Tensor], training: bool | None = None) -> Tensor:
+        """Bits per dimension of every image, of shape `(batch,)`: the loss. The noise is new in training, and fixed otherwise.
+
+        With a context, of pairs (images, context).
+        """
+        inputs, context = self.inputs_and_context(inputs)
+        return self._bits(inputs, context, training)
+
+    def _bits(self, inputs: Tensor, context: Tensor | None, training: bool | None) -> Tensor:
+        self.check_data(inputs)
         shape = keras.ops.shape(inputs)
         if training:
             noise = keras.random.uniform(shape, dtype=self.compute_dtype, seed=self.noise)
         else:
             noise = uniform(shape, EVALUATION_SEED, self.compute_dtype)
         x, log_q = self._dequantised(inputs, noise)
-        z, log_det = self.flow.forward_and_log_det(x, training=training)
+        z, log_det = self.flow.forward_and_log_det(x, training=training, context=context)
         return math.log2(2**self.bits - 1) - (log_normal(z) + log_det - log_q) / (self.dimension * math.log(2))
 
-    def initialize(self, images: Any) -> None:
+    def initialize(self, x: Tensor, context: Tensor | None = None) -> None:
         """Starts every ActNorm from these images; a few hundred are enough. The first `fit` does this with its first images."""
-        images = self._images(images)
+        images = self._images(x)
         noise = uniform(keras.ops.shape(images), EVALUATION_SEED, self.compute_dtype)
-        self.flow.initialize(self._dequantised(images, noise)[0])
+        self.flow.initialize(self._dequantised(images, noise)[0], context=self._rows(context, images))
 
-    def _dequantised(self, images: Any, noise: Any) -> tuple[Any, Any]:
-        """Images with noise inside of each value, made of uniform noise, and its log-density log q: 0 where it is uniform."""
-        log_q: Any = 0.0
+    def _dequantised(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Images with noise within each value, made of uniform noise, and its log-density log q: 0 where it is uniform."""
+        log_q: Tensor | float = 0.0
         if self.dequantisation == "variational":
             noise, log_q = self.dequantiser(nearest_values(images, self.bits, self.compute_dtype), noise)
         return dequantise(images, noise, self.bits, self.compute_dtype), log_q
 
-    def _images(self, x: Any) -> Any:
+    def check_data(self, x: Tensor, first: bool = False) -> None:
+        """Refuses what is not a batch of images of this model, or has values out of range."""
+        image_data.check_shape(x, self.image_shape)
+        image_data.check_values(x, self.bits, image_data.levels(self.bits))
+        if first:
+            image_data.warn_if_dark(x, self.bits)
+
+    def sure_to_fit(self, data: Data) -> bool:
+        if not image_data.sure_to_fit(data, self.bits):
+            return False
+        image_data.check_spec(spec_of(data), self.image_shape)
+        return True
+
+    def _images(self, x: Tensor) -> Tensor:
         """Checked images as a tensor."""
-        x = keras.ops.convert_to_tensor(image_data.images_of(x))
-        self._check_images(x)
+        x = keras.ops.convert_to_tensor(image_data.as_batch(x))
+        self.check_data(x)
         return x
 
     # ------------------------------------------------------------------------------------------------ what a flow does
 
-    def encode(self, x: Any) -> tuple[Any, Any]:
+    def encode(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """z = n(x) of shape `(batch, D)` and log|det ∂n/∂x| of shape `(batch,)`.
 
         Integers k are the numbers x = k/(2ᵇ − 1). An impossible image, where it is not refused, has no z: NaN, and −∞.
         """
-        return self._compiled_encode(self._continuous(x))
+        return super().encode(x, context)
 
-    def decode(self, z: Any) -> Any:
-        """Images n⁻¹(z) from z of shape `(batch, D)`, as numbers: a little outside of [0, 1] for an extreme z.
+    def decode(self, z: Tensor, context: Tensor | None = None) -> Tensor:
+        """Images n⁻¹(z) from z of shape `(batch, D)`, as numbers: a little outside [0, 1] for an extreme z.
 
-        The vectors of an image for which an auxiliary reflection has no preimage that the inverse finds become NaN.
+        Where the inverse of an auxiliary reflection finds no preimage, the result is NaN.
         """
-        z = keras.ops.convert_to_tensor(z, dtype=self.compute_dtype)
-        if len(z.shape) != 2 or z.shape[-1] != self.dimension:
-            raise ValueError(f"`z` does not fit this model. Expected shape (batch, {self.dimension}). Received: {tuple(z.shape)}")
-        return self._compiled_decode(z)
+        return super().decode(z, context)
 
-    def log_prob(self, x: Any) -> Any:
+    def log_prob(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """log p(x), the density at the images themselves, of shape `(batch,)`: no noise is added.
 
         Integers k are the numbers x = k/(2ᵇ − 1), so that `log_prob(images)` is `log_prob(images / 255)` for 8 bits, and both are
         `distribution().log_prob(images / 255)`. An impossible image, where it is not refused, has −∞.
         """
-        return self._compiled_log_prob(self._continuous(x))
+        return super().log_prob(x, context)
 
-    def bits_per_dim(self, x: Any) -> Any:
-        """Bits per dimension of images of 2ᵇ values per pixel, of shape `(batch,)`, with a fixed noise inside of each value.
+    def bits_per_dim(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """Bits per dimension of images of 2ᵇ values per pixel, of shape `(batch,)`, with a fixed noise within each value.
 
             (D log(2ᵇ − 1) + log q(u|k) − log p((k + u − ½)/(2ᵇ − 1))) / (D log 2),      u in [0, 1)
 
         log q is 0 for uniform noise, and the log-density of u for variational dequantisation. For a flow whose every mixing has
         a certificate this is an upper bound on −log₂ P(image)/D, on average over the noise.
-        **With `mixing="aux"` nothing guarantees that**: where several x share one n(x), p integrates to their mean number and not
-        to 1. Restricted to the x that `decode(encode(x))` returns it does integrate to 1, so that the number is right for
-        images which are returned, and for these only. `branches` measures both, layer by layer.
+        **With `mixing="aux"` nothing guarantees that**: where several x share one n(x), p integrates to their mean number instead
+        of 1. Restricted to the x that `decode(encode(x))` returns, p does integrate to 1, so the number is right for those
+        images only. `branches` measures both, layer by layer.
         """
-        return self._compiled_bits_per_dim(self._images(x))
+        x = self._images(x)
+        return self._compiled_bits_per_dim(x, self._rows(context, x))
 
-    def sample(self, n: int, seed: int | None = None, temperature: float = 1.0) -> Any:
-        """n images n⁻¹(temperature · ε), ε ~ N(0, I), cut to [0, 1]. The same seed gives the same ε on every backend."""
-        if not temperature >= 0:
-            raise ValueError(f"`temperature` must not be negative. Received: {temperature}")
-        z = temperature * normal(n, self.dimension, self.noise.next() if seed is None else (seed, 0), self.compute_dtype)
-        return keras.ops.clip(self._compiled_decode(z), 0, 1)
+    def typicality(self, x: Tensor, typical: Tensor | float, context: Tensor | None = None) -> Tensor:
+        """How far images are from typical ones: |bits per dimension − their mean over `typical`|, of shape `(batch,)`.
 
-    def _encode(self, x: Any) -> Any:
-        z, log_det = self.flow.forward_and_log_det(x)
+        A flow may need fewer bits for simple images that it has never seen than for those it was trained on, so few bits alone do
+        not mean that an image is familiar. Typical images have about the mean number of bits.
+
+        Args:
+            x: Images as for `bits_per_dim`.
+            typical: Images like those of training that were not trained on, a few hundred; or their mean bits per dimension.
+            context: The context of x, if the flow has one. Give the mean as a number then.
+
+        Reference: Nalisnick, Matsukawa, Teh & Lakshminarayanan, "Detecting Out-of-Distribution Inputs to Deep Generative Models
+        Using Typicality", 2019.
+        """
+        mean = typical if isinstance(typical, int | float) else keras.ops.mean(self.bits_per_dim(typical))
+        return keras.ops.abs(self.bits_per_dim(x, context) - mean)
+
+    @compiled
+    def _compiled_bits_per_dim(self, x: Tensor, context: Tensor | None) -> Tensor:
+        return self._bits(x, context, training=False)
+
+    def _encode(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        z, log_det = super()._encode(x, context)
         impossible = self.flow.logit.impossible(x, axis=(1, 2, 3))
         return keras.ops.where(impossible[:, None], float("nan"), z), log_det
 
-    def _decode(self, z: Any) -> Any:
-        return self.flow.inverse(z)
+    def as_samples(self, x: Tensor) -> Tensor:
+        """Images cut to [0, 1]."""
+        return keras.ops.clip(x, 0, 1)
 
-    def _log_prob(self, x: Any) -> Any:
-        z, log_det = self.flow.forward_and_log_det(x)
-        return log_normal(z) + log_det
-
-    def _bits_per_dim(self, x: Any) -> Any:
-        return self(x, training=False)
-
-    @compiled
-    def _compiled_encode(self, x: Any) -> Any:
-        return self._encode(x)
-
-    @compiled
-    def _compiled_decode(self, z: Any) -> Any:
-        return self._decode(z)
-
-    @compiled
-    def _compiled_log_prob(self, x: Any) -> Any:
-        return self._log_prob(x)
-
-    @compiled
-    def _compiled_bits_per_dim(self, x: Any) -> Any:
-        return self._bits_per_dim(x)
-
-    def _continuous(self, x: Any) -> Any:
+    def as_events(self, x: Tensor) -> Tensor:
         """Checked images as numbers in [0, 1]."""
-        x = keras.ops.convert_to_tensor(image_data.images_of(x))
+        x = keras.ops.convert_to_tensor(image_data.as_batch(x))
         image_data.check_shape(x, self.image_shape)
         image_data.check_values(x, self.bits, image_data.support(self.flow.logit.squash))
         return as_fractions(x, self.bits, self.compute_dtype)
 
     # ---------------------------------------------------------------------------------------------------- TFP and proof
 
-    def bijector(self, **kwargs: Any) -> Any:
-        """A new TFP bijector over the weights of this model, from images in [0, 1] to z: a view, never a copy."""
-        return self.flow.bijector(**kwargs)
-
-    def distribution(self) -> Any:
-        """The flow as a TFP distribution of images, over the weights of this model. Make a new one after training steps."""
-        require_tensorflow("Glow.distribution")
-        import tensorflow as tf
-        import tensorflow_probability as tfp
-
-        zero = tf.zeros(self.dimension, self.compute_dtype)
-        base = tfp.distributions.MultivariateNormalDiag(loc=zero, scale_diag=tf.ones_like(zero))
-        return tfp.distributions.TransformedDistribution(base, tfp.bijectors.Invert(self.bijector()), name=self.name)
-
     def certificates(self) -> dict[str, Certificate]:
         """What is proven about the invertibility of every mixing, by name of the layer. All else inverts by construction."""
-        return {layer.name: layer.certificate() for layer in self.flow.mixing_layers()}
+        return self.flow.mixing_certificates()
 
-    def branches(self, images: Any, counted: int = 32, seed: int = 0) -> list[Branches]:
-        """How many preimages the auxiliary reflections have on the way of these images, and whether the inverse returns x.
+    def branches(self, images: Tensor, counted: int = 32, seed: int = 0) -> list[Branches]:
+        """How many preimages the auxiliary reflections have for these images, and whether the inverse returns x.
 
         This turns the conjecture that training keeps unconstrained auxiliary reflections invertible into a measurement.
 
@@ -282,67 +303,61 @@ class Glow(LikelihoodModel):
         Returns:
             A list of `flows.Branches`, one for every auxiliary reflection; empty for the other mixings.
         """
-        return branches(self.flow, self._continuous(images), counted, seed)
+        return branches(self.flow, self.as_events(images), counted, seed)
 
-    def export(self, filepath: Any, format: str = "tf_saved_model", **kwargs: Any) -> None:
-        """`keras.Model.export`: `serve` answers with the bits per dimension of images in [0, 1].
+    def export(self, filepath: PathLike, format: str = "tf_saved_model", **kwargs: object) -> None:
+        """`keras.Model.export`: `serve` returns the bits per dimension of images in [0, 1].
 
-        `export_saved_model` writes all that a flow answers, with what depends on weights alone computed beforehand.
+        `export_saved_model` writes all signatures of a flow, with everything that depends only on the weights precomputed.
         """
         if kwargs.get("input_signature") is None:
-            kwargs["input_signature"] = [keras.InputSpec(shape=(None, *self.image_shape), dtype=self.compute_dtype)]
+            kwargs["input_signature"] = self.input_specs(self.image_shape)
         super().export(filepath, format=format, **kwargs)
 
-    def export_signatures(self) -> dict[str, tuple[Callable[..., dict[str, Any]], dict[str, tuple[Any, str]]]]:
-        """What a served model answers: by name, a function of named tensors and the shape and dtype of each of them.
+    def export_signatures(self) -> Signatures:
+        """The signatures of a served model: by name, a function of named tensors and the shape and dtype of each of them.
 
-        `export_saved_model` asks a model for this method, and so may any other exporter. Images are numbers in [0, 1].
+        `export_saved_model` calls this method, and other exporters may. Images are numbers in [0, 1].
         """
-        dtype = self.compute_dtype
-        images, z = {"images": ((None, *self.image_shape), dtype)}, {"z": ((None, self.dimension), dtype)}
-        numbers = {"n": ((), "int32"), "seed": ((), "int64"), "temperature": ((), dtype)}
+        return self.signatures("images", self.image_shape)
 
-        def encode(images: Any) -> dict[str, Any]:
-            z, log_det = self._encode(images)
-            return {"z": z, "log_det": log_det}
-
-        def log_prob(images: Any) -> dict[str, Any]:
-            return {"log_prob": self._log_prob(images)}
-
-        def decode(z: Any) -> dict[str, Any]:
-            return {"images": self._decode(z)}
-
-        def sample(n: Any, seed: Any, temperature: Any) -> dict[str, Any]:
-            import tensorflow as tf
-
-            tf.debugging.assert_non_negative(temperature, "`temperature` must not be negative.")
-            z = temperature * normal(n, self.dimension, tf.stack([seed, tf.zeros_like(seed)]), dtype)
-            return {"images": keras.ops.clip(self._decode(z), 0, 1)}
-
-        return {
-            "serving_default": (log_prob, images),
-            "log_prob": (log_prob, images),
-            "encode": (encode, images),
-            "decode": (decode, z),
-            "sample": (sample, numbers),
-        }
-
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         flow = self.flow.get_config()
         return {
             **super().get_config(),
             "image_shape": self.image_shape,
             "bits": self.bits,
             "squash": self.squash,
-            **{key: flow[key] for key in ("levels", "steps", "hidden", "mixing", "seed", "coupling")},
+            **{key: flow[key] for key in ("levels", "steps", "hidden", "mixing", "seed", "coupling", "unroll", "remat", "prior")},
             "dequantisation": self.dequantisation,
+            "context": self.condition.size,
+            "classes": self.condition.classes,
         }
 
+    def load_own_variables(self, store: Any) -> None:
+        """Also from a file of version 0.2."""
+        stack_old_steps(self.flow.steps_of_levels, len(self.trainable_variables), store)
+        super().load_own_variables(store)
+
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "Glow":
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, object] | None = None) -> "Glow":
         return cls(**config)
 
 
-def log_normal(z: Any) -> Any:
-    """log N(z; 0, I)."""
-    return -0.5 * keras.ops.sum(keras.ops.square(z), axis=-1) - 0.5 * z.shape[-1] * math.log(2 * math.pi)
+def _checked_shape(image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
+    """(height, width, channels) as plain numbers."""
+    try:
+        sizes = tuple(int(n) for n in image_shape) if not isinstance(image_shape, str) else ()
+    except (TypeError, ValueError):
+        sizes = ()
+    if len(sizes) != 3 or min(sizes) < 1:
+        raise ValueError(
+            "`image_shape` must have three sizes. Expected (height, width, channels), such as (32, 32, 3). "
+            f"Received: {image_shape!r}"
+        )
+    return sizes
+
+
+def most_levels(image_shape: tuple[int, ...]) -> int:
+    """The most levels, up to 3, that halve height and width of images; 1 where none does, which is then refused."""
+    return max((n for n in (1, 2, 3) if not any(size % 2**n for size in image_shape[:2])), default=1)

@@ -1,16 +1,15 @@
 """What a flow takes for an image: integers 0 … 2ᵇ − 1, or numbers in [0, 1]. Everything else is refused."""
 
-import itertools
-from collections.abc import Iterable, Iterator
-from types import GeneratorType
-from typing import Any, NamedTuple
+import warnings
+from typing import NamedTuple
 
 import keras
 import numpy as np
 
-from keras_auxref.ops._checks import is_concrete
+from keras_auxref.flows.batches import inputs_of, spec_of
+from keras_auxref.ops.checks import is_concrete
+from keras_auxref.typing import Data, Shape, Tensor
 
-INITIAL_IMAGES = 256
 _HALF_A_LEVEL = 0.4999
 
 
@@ -34,15 +33,64 @@ def support(squash: float) -> Range:
     return Range(0.5 - half, 0.5 + half, "numbers in [0, 1]")
 
 
-def check_shape(x: Any, image_shape: tuple[int, ...]) -> None:
+def check_shape(x: Tensor, image_shape: tuple[int, ...]) -> None:
     """Refuses a batch that is not one of images of this shape."""
-    if len(x.shape) != 4 or tuple(x.shape[1:]) != image_shape:
-        expected = ", ".join(map(str, ("batch", *image_shape)))
-        raise ValueError(f"Images do not fit this model. Expected shape ({expected}). Received: {tuple(x.shape)}")
+    shape = tuple(x.shape)
+    if len(shape) != 4 or shape[1:] != image_shape:
+        expected, advice = ", ".join(map(str, ("batch", *image_shape))), _reshaping(shape, image_shape)
+        raise ValueError(f"Images do not fit this model. Expected shape ({expected}). Received: {shape}{advice}")
 
 
-def check_values(x: Any, bits: int, floats: Range) -> None:
-    """Refuses images with values out of range, where values can be seen: not inside of a graph."""
+def check_spec(spec: Tensor, image_shape: tuple[int, ...]) -> None:
+    """Refuses what has a shape that is not one of images, as far as it is known."""
+    known = getattr(spec.shape, "rank", 0) is not None
+    if known and None not in tuple(spec.shape)[1:]:
+        check_shape(spec, image_shape)
+
+
+def _reshaping(shape: Shape, image_shape: tuple[int, ...]) -> str:
+    """The line that converts, where there is one."""
+    channels = image_shape[-1]
+    if shape == image_shape:
+        line = "`images[None]` for one image, `np.stack(images)` for a list of them, `dataset.batch(64)` for a dataset"
+    elif len(shape) == 3 and channels == 1 and shape[1:] == image_shape[:-1]:
+        line = "`images[..., None]`"
+    elif len(shape) != 4 or shape[1:3] != image_shape[:2]:
+        return ""
+    elif shape[-1] == 4 and channels == 3:
+        line = "`images[..., :3]` drops the fourth channel of RGBA"
+    elif shape[-1] == 1 and channels == 3:
+        line = "`np.repeat(images, 3, axis=-1)`"
+    else:
+        return ""
+    return f". To convert them: {line}."
+
+
+def as_batch(images: Tensor | list[Tensor] | tuple[Tensor, ...]) -> Tensor:
+    """A list of images as one array; the images of a tuple that begins with a batch of them."""
+    if isinstance(images, list) and images and all(len(getattr(image, "shape", ())) == 3 for image in images):
+        return np.stack([keras.ops.convert_to_numpy(image) for image in images])
+    return inputs_of(images)
+
+
+def warn_if_dark(x: Tensor, bits: int) -> None:
+    """Warns of whole numbers of which the largest is far below that of a pixel: images of 0 and 1 would be near black."""
+    if not keras.backend.is_int_dtype(x.dtype) or not (isinstance(x, np.ndarray) or is_concrete(x)):
+        return
+    values, peak = (x if isinstance(x, np.ndarray) else keras.ops.convert_to_numpy(x)), 2**bits - 1
+    most = int(values.max()) if values.size else peak
+    if 16 * most <= peak:
+        advice = f"give the model `bits={max(most.bit_length(), 1)}`, or multiply them by {peak // max(most, 1)}"
+        warnings.warn(
+            f"The largest value of the first images is {most}, where pixels of bits={bits} reach {peak}: they are almost black. "
+            f"If {most} means white, {advice}.",
+            UserWarning,
+            stacklevel=5,
+        )
+
+
+def check_values(x: Tensor, bits: int, floats: Range) -> None:
+    """Refuses images with values out of range, where values can be seen: not inside a graph."""
     dtype, peak = keras.backend.standardize_dtype(x.dtype), 2**bits - 1
     if fits_always(dtype, bits):
         return
@@ -68,11 +116,10 @@ def check_values(x: Any, bits: int, floats: Range) -> None:
         _refuse(bits, floats, f"{dtype} from {low:g} to {high:g}", _fractions(low, high))
 
 
-def sure_to_fit(data: Any, bits: int) -> bool:
+def sure_to_fit(data: Data, bits: int) -> bool:
     """True for data of `fit` that need no look, by their dtype."""
-    spec = getattr(data, "element_spec", data)
-    spec = spec[0] if isinstance(spec, tuple | list) and spec else spec
-    return hasattr(spec, "dtype") and fits_always(keras.backend.standardize_dtype(spec.dtype), bits)
+    spec = spec_of(data)
+    return spec is not None and fits_always(keras.backend.standardize_dtype(spec.dtype), bits)
 
 
 def fits_always(dtype: str, bits: int) -> bool:
@@ -102,46 +149,3 @@ def _fractions(low: float, high: float) -> str:
     if high < 1.5:
         return "`images.clip(0, 1)`"
     return f"`images / {peak}`" if peak else "`images / images.max()`"
-
-
-# ------------------------------------------------------------------------------------------------- the data of `fit`
-
-
-def images_of(batch: Any) -> Any:
-    """The images of a batch as Keras gives them: alone, or first in a tuple with labels and weights."""
-    if isinstance(batch, dict):
-        keys = ", ".join(repr(key) for key in batch)
-        first = next((key for key in batch if "image" in str(key)), next(iter(batch), "image"))
-        raise ValueError(
-            f"A flow learns from images alone. Expected a tensor of images. Received: a dictionary with the keys {keys}. "
-            f"To convert: `dataset.map(lambda example: example[{first!r}])`."
-        )
-    return images_of(batch[0]) if isinstance(batch, tuple | list) and batch else batch
-
-
-def first_images(data: Any) -> tuple[Any, Any]:
-    """Some images of whatever `fit` takes, or None where there is no telling, and the data with nothing used up."""
-    if data is None:
-        return None, data
-    if isinstance(data, dict):
-        return images_of(data), data
-    if hasattr(data, "shape"):
-        return data[:INITIAL_IMAGES], data
-    if isinstance(data, list | tuple):
-        some = images_of(data)
-        return (some[:INITIAL_IMAGES] if hasattr(some, "shape") else None), data
-    if isinstance(data, keras.utils.PyDataset):
-        return images_of(data[0]), data
-    if isinstance(data, GeneratorType):
-        batch = next(data, None)
-        return (None, data) if batch is None else (images_of(batch), _again(batch, data))
-    # A `tf.data.Dataset` or a torch `DataLoader` begins anew with every iterator. Distributed data are not to be read ahead.
-    once = isinstance(data, Iterator) or "Distributed" in type(data).__name__
-    if isinstance(data, Iterable) and not once:
-        batch = next(iter(data), None)
-        return None if batch is None else images_of(batch), data
-    return None, data
-
-
-def _again(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield from itertools.chain([first], rest)

@@ -2,16 +2,27 @@
 
 import math
 import random
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal, Unpack
 
 import keras
 
-from keras_auxref._keras import PACKAGE
-from keras_auxref.flows.coupling import build_coupling, check_coupling
-from keras_auxref.flows.mixing import build_mixing, check_mixing
+from keras_auxref.certificate import Certificate
+from keras_auxref.flows.chain import summed_to
+from keras_auxref.flows.copies import Hidden, serialized
+from keras_auxref.flows.coupling import check_coupling, coupling_template
+from keras_auxref.flows.mixing import Part, check_mixing, mixing_template
+from keras_auxref.flows.parts import AffineCoupling, Squeeze
+from keras_auxref.flows.parts.prior import GaussianPrior, split_prior
 from keras_auxref.flows.preprocessing import Logit
+from keras_auxref.flows.repeat import Repeat
+from keras_auxref.flows.steps import Visit, each_mixing, flow_steps, walk_mixings
 from keras_auxref.invertible import Invertible
-from keras_auxref.layers import ActNorm, Squeeze
+from keras_auxref.layers.checks import last_axis
+from keras_auxref.package import PACKAGE
+from keras_auxref.typing import Config, LayerArguments, Shape, Tensor
+
+PRIORS = ("standard", "learned")
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -20,22 +31,37 @@ class MultiScale(Invertible, keras.layers.Layer):
 
         logit → L levels of: squeeze 2×2 pixels into channels → K steps of (ActNorm → mixing → coupling) → split
 
-    After every level but the last, half of the channels become entries of z and the other half go on.
+    After every level but the last, half of the channels become entries of z and the other half go on. With `prior="learned"`
+    that half passes one more affine map, whose shift and scale are a convolution of the half that goes on; and the last
+    level one with a shift and a scale for every entry. That is a Gaussian prior whose mean and deviation are learned, written
+    as a layer, so that z stays standard normal.
 
     Args:
         levels: The number L of levels; height and width must be divisible by 2ᴸ.
         steps: The number K of steps of each level.
         hidden: Channels of the hidden layers of the coupling networks.
-        mixing: See `flows.mixing`: one of `flows.MIXINGS`, or a kernel.
+        mixing: One of `flows.MIXINGS`, or an `Invertible` Keras layer as a template, of which every step gets a copy.
         squash: See `Logit`.
         seed: Seed of the orthogonal starts of the mixings, the same for every kind of mixing.
-        coupling: See `flows.coupling`: one of `flows.COUPLINGS`.
+        coupling: One of `flows.COUPLINGS`, or an `Invertible` Keras layer as a template.
+        unroll: See `Repeat`.
+        remat: See `Repeat`.
+        context: The number of entries of a context that the networks of couplings see, or None.
+        prior: `"standard"` or `"learned"`, see above.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:
         inputs: Tensor of shape `(batch, height, width, channels)`.
 
     Output: A tensor of shape `(batch, height·width·channels)`.
+
+    Example:
+    >>> import numpy as np
+    >>> from keras_auxref.flows import MultiScale
+    >>> flow, x = MultiScale(levels=1, steps=1, hidden=4), np.full((2, 4, 4, 3), 0.5, "float32")
+    >>> z = flow(x)
+    >>> z.shape, np.allclose(flow.inverse(z), x, atol=1e-5)
+    (TensorShape([2, 48]), True)
     """
 
     event_ndims = 3
@@ -46,116 +72,139 @@ class MultiScale(Invertible, keras.layers.Layer):
         levels: int = 3,
         steps: int = 8,
         hidden: int = 64,
-        mixing: Any = "aux_factored",
+        mixing: Part = "aux_factored",
         squash: float = 0.9,
         seed: int | None = None,
-        coupling: str = "affine",
-        **kwargs: Any,
+        coupling: Part = "affine",
+        unroll: bool | None = None,
+        remat: bool | Literal["inverse"] = False,
+        context: int | None = None,
+        prior: str = "standard",
+        **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
+        if prior not in PRIORS:
+            raise ValueError(f"Unknown prior. Expected one of {list(PRIORS)}. Received: {prior!r}")
         for name, value in (("levels", levels), ("steps", steps), ("hidden", hidden)):
-            if not isinstance(value, int) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"`{name}` must be a positive integer. Received: {value!r}")
-        self.levels, self.steps, self.hidden, self.mixing = levels, steps, hidden, check_mixing(mixing)
-        self.coupling = check_coupling(coupling)
+        self.levels, self.steps, self.hidden, self.unroll, self.remat = levels, steps, hidden, unroll, remat
+        self._parts = Hidden((check_mixing(mixing), check_coupling(coupling)))
+        self.context, self.prior = context, prior
+        self.priors: list[GaussianPrior | AffineCoupling] = []
         self.seed = random.randint(1, 2**31 - 1) if seed is None else int(seed)
         dtype = self.dtype_policy
         self.logit = Logit(squash, name="logit", dtype=dtype)
         self.squeezes = [Squeeze(name=f"squeeze_{level + 1}", dtype=dtype) for level in range(levels)]
         seeds = random.Random(self.seed)
-        self.steps_of_level = [[self._step(level + 1, k + 1, seeds) for k in range(steps)] for level in range(levels)]
+        self.steps_of_levels = [self._level(level + 1, seeds.randrange(2**31)) for level in range(levels)]
+        self.supports_xla = all(steps.supports_xla for steps in self.steps_of_levels)
 
-    def _step(self, level: int, step: int, seeds: random.Random) -> list[keras.layers.Layer]:
-        """ActNorm first, the coupling last, and between them the layers that mix channels."""
-        place, dtype = f"level_{level}_step_{step}", self.dtype_policy
-        return [
-            ActNorm(name=f"{place}_act_norm", dtype=dtype),
-            *build_mixing(self.mixing, seeds.randrange(2**31), f"{place}_mixing", dtype),
-            build_coupling(self.coupling, self.hidden, f"{place}_coupling", dtype),
-        ]
+    @property
+    def mixing(self) -> Part:
+        """The name of the mixing, or its template."""
+        return self._parts.value[0]
 
-    def build(self, input_shape: Any) -> None:
+    @property
+    def coupling(self) -> Part:
+        """The name of the coupling, or its template."""
+        return self._parts.value[1]
+
+    def _level(self, level: int, seed: int) -> Repeat:
+        mixing = mixing_template(self.mixing, seed, self.dtype_policy)
+        coupling = coupling_template(self.coupling, self.hidden, self.dtype_policy, self.context)
+        return flow_steps(mixing, coupling, self.steps, f"level_{level}", self.dtype_policy, self.unroll, self.remat)
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
         multiple = 2**self.levels
         if len(input_shape) != 4 or None in input_shape[1:] or any(n % multiple for n in input_shape[1:3]):
             raise ValueError(
                 f"{self.levels} levels halve height and width {self.levels} times. Expected shape (batch, height, width, "
                 f"channels) with height and width divisible by {multiple}. Received: {tuple(input_shape)}"
+                f"{_padding(tuple(input_shape), multiple)}"
             )
-        shape = tuple(input_shape)
+        shape: Any = tuple(input_shape)
         self.image_shape = shape[1:]
         self.logit.build(shape)
         for level in range(self.levels):
             self.squeezes[level].build(shape)
             shape = tuple(self.squeezes[level].compute_output_shape(shape))
-            for layer in self._layers_of(level):
-                layer.build(shape)
+            self.steps_of_levels[level].build(shape)
+            if self.prior == "learned":
+                self.priors.append(self._prior(level, shape))
             if level < self.levels - 1:
                 shape = (*shape[:-1], shape[-1] - shape[-1] // 2)
 
-    def _layers_of(self, level: int) -> list[keras.layers.Layer]:
-        return [layer for step in self.steps_of_level[level] for layer in step]
+    def _prior(self, level: int, shape: Shape) -> GaussianPrior | AffineCoupling:
+        top, dtype = level == self.levels - 1, self.dtype_policy
+        layer = GaussianPrior(self.context, dtype=dtype) if top else split_prior(last_axis(self, shape), self.context, dtype)
+        layer.build(shape)
+        return layer
 
-    def mixing_layers(self) -> list[keras.layers.Layer]:
-        """The layers that mix channels, from the image on."""
-        return [layer for level in self.steps_of_level for step in level for layer in step[1:-1]]
-
-    def inverse_parts(self) -> list[Any]:
+    def inverse_parts(self) -> list[Invertible]:
         """The layers that `inverse` runs through."""
-        return [self.logit, *self.squeezes, *(layer for level in range(self.levels) for layer in self._layers_of(level))]
+        return [self.logit, *self.squeezes, *self.steps_of_levels, *self.priors]
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
-        return self._walk(inputs, lambda layer, x: (layer(x, training=training), 0.0))[0]
+    def call(self, inputs: Tensor, training: bool | None = None, context: Tensor | None = None) -> Tensor:
+        def steps(layer: Repeat, x: Tensor) -> Tensor:
+            return layer(x, training=training, context=context)
 
-    def forward_and_log_det(self, x: Any, training: bool | None = None) -> tuple[Any, Any]:
+        return self._walk(self.logit(inputs), steps, lambda layer, x: layer(x, context=context))
+
+    def forward_and_log_det(
+        self, x: Tensor, training: bool | None = None, context: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """z and log|det ∂z/∂x|, of shapes `(batch, D)` and `(batch,)`."""
-        x = keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)
-        return self._walk(x, lambda layer, x: layer.forward_and_log_det(x, training=training))
+        x, log_det = self.logit.forward_and_log_det(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype))
+        total = [summed_to(log_det, 1)]
 
-    def log_det_jacobian(self, x: Any) -> Any:
-        """log|det ∂z/∂x| for every image, of shape `(batch,)`."""
-        return self.forward_and_log_det(x)[1]
+        def steps(layer: Any, x: Tensor) -> Tensor:
+            x, log_det = layer.forward_and_log_det(x, training=training, context=context)
+            total.append(summed_to(log_det, 1))
+            return x
 
-    def initialize(self, x: Any) -> None:
+        z = self._walk(x, steps, steps)
+        return z, sum(total[1:], total[0])
+
+    def initialize(self, x: Tensor, context: Tensor | None = None) -> None:
         """Starts every ActNorm from data: each channel that leaves it has mean 0 and variance 1 on these images."""
 
-        def visit(layer: Any, x: Any) -> tuple[Any, float]:
-            if isinstance(layer, ActNorm):
-                layer.initialize(x)
-            return layer(x), 0.0
+        def steps(layer: Repeat, x: Tensor) -> Tensor:
+            return layer.initialize(x, context=context)
 
-        self._walk(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype), visit)
+        self._walk(self.logit(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)), steps)
 
     @property
     def initialized(self) -> bool:
         """True when every ActNorm has been started from data."""
-        return all(bool(keras.ops.convert_to_numpy(steps[0].initialized)) for level in self.steps_of_level for steps in level)
+        return all(steps.initialized for steps in self.steps_of_levels)
 
-    def walk_mixings(self, x: Any, visit: Any) -> None:
-        """Calls visit(layer, input of the layer) for every mixing on the way of the images x."""
-        mixings = {id(layer) for layer in self.mixing_layers()}
+    def mixing_certificates(self) -> dict[str, Certificate]:
+        """The certificate of every mixing, from the image on, by names such as `level_1_step_3_mixing`."""
+        found: dict[str, Certificate] = {}
+        for steps in self.steps_of_levels:
+            found.update(each_mixing(steps, lambda layer: layer.certificate()))
+        return found
 
-        def look(layer: Any, x: Any) -> tuple[Any, float]:
-            if id(layer) in mixings:
-                visit(layer, x)
-            return layer(x), 0.0
+    def walk_mixings(self, x: Tensor, visit: Visit) -> None:
+        """Calls visit(name, layer, input of the layer) for every mixing on the way of the images x."""
+        x = self.logit(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype))
+        self._walk(x, lambda layer, x: walk_mixings(layer, x, visit))
 
-        self._walk(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype), look)
-
-    def _walk(self, x: Any, visit: Any) -> tuple[Any, Any]:
-        """From images to z through visit(layer, x) = (y, log_det), adding up log_det over everything but the batch."""
-        x, total = visit(self.logit, x)
-        total, parts = _per_image(total), []
+    def _walk(
+        self, x: Tensor, steps: Callable[[Any, Tensor], Tensor], prior: Callable[[Any, Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """From the logits of images to z, through what `steps` makes of the steps of every level, and `prior` of its prior."""
+        parts = []
         for level in range(self.levels):
-            x = self.squeezes[level](x)
-            for layer in self._layers_of(level):
-                x, log_det = visit(layer, x)
-                total = total + _per_image(log_det)
+            x = steps(self.steps_of_levels[level], self.squeezes[level](x))
+            x = prior(self.priors[level], x) if prior and self.priors else x
             if level < self.levels - 1:
                 x, done = keras.ops.split(x, [x.shape[-1] - x.shape[-1] // 2], axis=-1)
                 parts.append(_flat(done))
-        return keras.ops.concatenate([*parts, _flat(x)], axis=-1), total
+        return keras.ops.concatenate([*parts, _flat(x)], axis=-1)
 
-    def inverse(self, y: Any) -> Any:
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
         """Images from z."""
         y = keras.ops.convert_to_tensor(y, dtype=self.compute_dtype)
         shapes = self._part_shapes()
@@ -169,9 +218,8 @@ class MultiScale(Invertible, keras.layers.Layer):
         for level in reversed(range(self.levels)):
             if level < self.levels - 1:
                 x = keras.ops.concatenate([x, parts.pop()], axis=-1)
-            for layer in reversed(self._layers_of(level)):
-                x = layer.inverse(x)
-            x = self.squeezes[level].inverse(x)
+            x = self.priors[level].inverse(x, context=context) if self.priors else x
+            x = self.squeezes[level].inverse(self.steps_of_levels[level].inverse(x, context=context))
         return self.logit.inverse(x)
 
     def _part_shapes(self) -> list[tuple[int, int, int]]:
@@ -185,33 +233,45 @@ class MultiScale(Invertible, keras.layers.Layer):
                 channels -= channels // 2
         return [*shapes, (height, width, channels)]
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: tuple[int, ...]) -> Shape:
         return (input_shape[0], math.prod(input_shape[1:]))
 
-    def inverse_output_shape(self, output_shape: Any) -> Any:
+    def inverse_output_shape(self, output_shape: Shape) -> Shape:
         """The shape of the images for z of shape `(batch, D)`."""
         return (output_shape[0], *self.image_shape)
 
-    def get_config(self) -> dict[str, Any]:
-        mixing = self.mixing if isinstance(self.mixing, str) else keras.saving.serialize_keras_object(self.mixing)
+    def get_config(self) -> Config:
         return {
             **super().get_config(),
             "levels": self.levels,
             "steps": self.steps,
             "hidden": self.hidden,
-            "mixing": mixing,
+            "mixing": _serialized(self.mixing),
             "squash": self.logit.squash,
             "seed": self.seed,
-            "coupling": self.coupling,
+            "coupling": _serialized(self.coupling),
+            "unroll": self.unroll,
+            "remat": self.remat,
+            "context": self.context,
+            "prior": self.prior,
         }
 
 
-def _flat(x: Any) -> Any:
+def _serialized(part: Part) -> str | Config:
+    if isinstance(part, str):
+        return part
+    return serialized(part) if isinstance(part, keras.layers.Layer) else keras.saving.serialize_keras_object(part)
+
+
+def _flat(x: Tensor) -> Tensor:
     return keras.ops.reshape(x, (-1, math.prod(x.shape[1:])))
 
 
-def _per_image(log_det: Any) -> Any:
-    """The sum over everything but the batch."""
-    if isinstance(log_det, float) or len(log_det.shape) <= 1:
-        return log_det
-    return keras.ops.sum(log_det, axis=tuple(range(1, len(log_det.shape))))
+def _padding(shape: tuple[int, ...], multiple: int) -> str:
+    """The line that pads images to the next size that works."""
+    if len(shape) != 4 or None in shape[1:]:
+        return ""
+    pads = [-n % multiple for n in shape[1:3]]
+    sizes = " × ".join(str(n + pad) for n, pad in zip(shape[1:3], pads, strict=True))
+    line = f'np.pad(images, ((0, 0), (0, {pads[0]}), (0, {pads[1]}), (0, 0)), mode="edge")'
+    return f". To pad images to {sizes}: `{line}`."

@@ -1,12 +1,13 @@
 """Images in [0, 1] to the whole real line and back."""
 
 import math
-from typing import Any
+from typing import Unpack
 
 import keras
 
-from keras_auxref._keras import PACKAGE
 from keras_auxref.invertible import Invertible
+from keras_auxref.package import PACKAGE
+from keras_auxref.typing import Config, DType, LayerArguments, Tensor
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -23,33 +24,33 @@ class Logit(Invertible, keras.layers.Layer):
         **kwargs: Arguments of `keras.layers.Layer`.
     """
 
-    def __init__(self, squash: float = 0.9, **kwargs: Any) -> None:
+    def __init__(self, squash: float = 0.9, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
         if not 0 < squash < 1:
             raise ValueError(f"`squash` must lie strictly between 0 and 1. Received: {squash}")
         self.squash = float(squash)
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor) -> Tensor:
         return self._forward(inputs)[0]
 
-    def inverse(self, y: Any) -> Any:
+    def inverse(self, y: Tensor) -> Tensor:
         """x = ½ + (sigmoid(y) − ½)/s, beyond [0, 1] by at most (1/s − 1)/2."""
         y = keras.ops.convert_to_tensor(y, dtype=self.compute_dtype)
         return 0.5 + (keras.ops.sigmoid(y) - 0.5) / self.squash
 
-    def log_det_jacobian(self, x: Any) -> Any:
+    def log_det_jacobian(self, x: Tensor) -> Tensor:
         """Σ log|dy/dx| over the last axis of x."""
         return self._forward(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype))[1]
 
-    def forward_and_log_det(self, x: Any, training: bool | None = None) -> tuple[Any, Any]:
+    def forward_and_log_det(self, x: Tensor, training: bool | None = None) -> tuple[Tensor, Tensor]:
         return self._forward(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype))
 
-    def impossible(self, x: Any, axis: Any = None) -> Any:
-        """Whether a pixel lies outside of the support or, given axes, whether any of these pixels does."""
+    def impossible(self, x: Tensor, axis: tuple[int, ...] | None = None) -> Tensor:
+        """Whether a pixel lies outside the support or, given axes, whether any of these pixels does."""
         outside = keras.ops.abs(self.squash * (x - 0.5)) >= 0.5  # not NaN, which stays NaN
         return outside if axis is None else keras.ops.any(outside, axis=axis)
 
-    def _forward(self, x: Any) -> tuple[Any, Any]:
+    def _forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         outside, centred = self.impossible(x), self.squash * (x - 0.5)
         centred = keras.ops.where(outside, keras.ops.zeros_like(centred), centred)
         # 1 − p by its own formula: subtracting p from 1 would lose digits near 1.
@@ -57,14 +58,11 @@ class Logit(Invertible, keras.layers.Layer):
         log_det = keras.ops.where(outside, -float("inf"), math.log(self.squash) - log_p - log_q)
         return log_p - log_q, keras.ops.sum(log_det, axis=-1)
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return input_shape
-
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {**super().get_config(), "squash": self.squash}
 
 
-def dequantise(images: Any, noise: Any, bits: int, dtype: Any) -> Any:
+def dequantise(images: Tensor, noise: Tensor, bits: int, dtype: DType) -> Tensor:
     """(k + noise − ½)/(2ᵇ − 1) for the values k = 0 … 2ᵇ − 1 of images given as integers k or as numbers k/(2ᵇ − 1) in [0, 1].
 
     With noise uniform in [0, 1) the density p of the result bounds the probability of the image from below (uniform
@@ -75,24 +73,24 @@ def dequantise(images: Any, noise: Any, bits: int, dtype: Any) -> Any:
     return keras.ops.where(_impossible(whole, peak), float("inf"), (whole + (noise - 0.5)) / peak)
 
 
-def nearest_values(images: Any, bits: int, dtype: Any) -> Any:
+def nearest_values(images: Tensor, bits: int, dtype: DType) -> Tensor:
     """The values k/(2ᵇ − 1) that `dequantise` spreads; ½ for one that is impossible."""
     whole, peak = _whole(images, bits, dtype), 2**bits - 1
     return keras.ops.where(_impossible(whole, peak), 0.5, whole / peak)
 
 
-def _whole(images: Any, bits: int, dtype: Any) -> Any:
+def _whole(images: Tensor, bits: int, dtype: DType) -> Tensor:
     """The integers k, as floating-point numbers."""
     if keras.backend.is_int_dtype(images.dtype) or keras.backend.standardize_dtype(images.dtype) == "bool":
         return keras.ops.cast(images, dtype)
     return keras.ops.round(keras.ops.cast(images, dtype) * (2**bits - 1))
 
 
-def _impossible(whole: Any, peak: int) -> Any:
+def _impossible(whole: Tensor, peak: int) -> Tensor:
     return keras.ops.logical_or(whole < 0, whole > peak)
 
 
-def as_fractions(images: Any, bits: int, dtype: Any) -> Any:
+def as_fractions(images: Tensor, bits: int, dtype: DType) -> Tensor:
     """k/(2ᵇ − 1) for integers k, and other numbers as they are."""
     fractions = keras.ops.cast(images, dtype)
     if keras.backend.is_int_dtype(images.dtype) or keras.backend.standardize_dtype(images.dtype) == "bool":

@@ -1,22 +1,31 @@
 """How trainable weights become W, and what that guarantees."""
 
-from typing import Any
+from typing import TypeAlias
 
 import keras
 
+from keras_auxref.certificate import Certificate, certify
 from keras_auxref.kernels.base import Kernel
-from keras_auxref.kernels.certificate import Certificate, certify
 from keras_auxref.kernels.free import Free
 from keras_auxref.kernels.relaxed_cayley import RelaxedCayley
 from keras_auxref.kernels.spectral import Spectral
+from keras_auxref.typing import Config
 
+KernelLike: TypeAlias = str | Kernel | Config
+"""A kernel, its name, or its configuration."""
 _NAMES: dict[str, type[Kernel]] = {"free": Free, "spectral": Spectral, "relaxed_cayley": RelaxedCayley}
 
 __all__ = ["Certificate", "Free", "Kernel", "RelaxedCayley", "Spectral", "certify", "get"]
 
 
-def get(identifier: Any) -> Kernel:
-    """A kernel from an instance, one of the names "free", "spectral", "relaxed_cayley", or a serialised config."""
+def get(identifier: KernelLike) -> Kernel:
+    """A kernel from an instance, one of the names "free", "spectral", "relaxed_cayley", or a serialised config.
+
+    Example:
+    >>> from keras_auxref import kernels
+    >>> kernels.get("spectral").bound
+    0.5
+    """
     if isinstance(identifier, Kernel):
         return identifier
     if isinstance(identifier, str) and identifier in _NAMES:

@@ -1,14 +1,18 @@
 """What every parametrisation of W has in common."""
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_auxref._keras import outside_graphs
-from keras_auxref.kernels.certificate import Certificate, certify
-from keras_auxref.ops._checks import is_concrete
-from keras_auxref.typing import Tensor
+from keras_auxref.certificate import Certificate, certify
+from keras_auxref.ops import backend
+from keras_auxref.ops.backend import outside_graphs
+from keras_auxref.ops.checks import is_concrete
+from keras_auxref.ops.rows import epsilon
+from keras_auxref.typing import Config, Tensor
 
 
 class Kernel:
@@ -16,7 +20,13 @@ class Kernel:
 
     A kernel holds settings, never weights: one instance can serve many layers. A new one is a subclass, registered with
     `keras.saving.register_keras_serializable`, that overrides `default_initializer`, `initial_weights`, `__call__` and,
-    where it has arguments, `get_config`; `weight_names` where it can say them.
+    where it has arguments, `get_config`; `weight_names` where they are known in advance.
+
+    Example:
+    >>> from keras_auxref import AuxReflection
+    >>> from keras_auxref.kernels import Kernel
+    >>> isinstance(AuxReflection("spectral").parametrization, Kernel)
+    True
     """
 
     symmetric = False
@@ -33,9 +43,9 @@ class Kernel:
         raise NotImplementedError
 
     promises: bool = False
-    """True when f is a bijection whatever the weights are. Such a W is used in float32 at least: rounding breaks promises."""
+    """True when f is a bijection for all weights. W is then at least float32: rounding could break the guarantee."""
 
-    def initial_weights(self, d: int, initializer: Any, dtype: str) -> dict[str, Tensor]:
+    def initial_weights(self, d: int, initializer: Callable[..., Tensor], dtype: str) -> dict[str, Tensor]:
         """The trainable weights as a dict of names and initial values."""
         weight = initializer((d, d), dtype=dtype)
         require_nonzero(weight, initializer)
@@ -49,7 +59,7 @@ class Kernel:
         """Proves or declines to prove that f(x) = H(Wx) x is invertible, for this very W."""
         return certify(w)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {}
 
     @classmethod
@@ -57,7 +67,50 @@ class Kernel:
         return cls(**config)
 
 
-def require_nonzero(weight: Tensor, initializer: Any) -> None:
+def require_alone(name: str, value: float | None, lipschitz: float) -> None:
+    """Refuses two settings for the same quantity."""
+    if value is not None:
+        raise ValueError(
+            f"`lipschitz` decides `{name}`. Expected one of the two. Received: {name}={value!r}, lipschitz={lipschitz!r}"
+        )
+
+
+def require_room(room: bool, lipschitz: float, least: float, dtype: str) -> None:
+    """Refuses a Lipschitz constant so close to 1 that rounding may exceed it."""
+    if not room:
+        raise ValueError(
+            f"Rounding alone may take more than that in {dtype}. Expected lipschitz > {least:.6g}, float64, or a smaller "
+            f"`max_skew` where the kernel has one. Received: lipschitz={lipschitz}"
+        )
+
+
+def shift_by_rounding(d: int, dtype: str, norm: float, inverse: float) -> float:
+    """How far the eigenvalues of S, the symmetric part of W⁻¹, may be from those that a kernel sets, as a certificate sees them.
+
+    A kernel with a Lipschitz constant computes W in `wide` precision. Rounding to a dtype of unit u makes it W + E with
+    ‖E‖₂ ≤ u ‖W‖_F ≤ u √d ‖W‖₂, which moves W⁻¹, and with it S, by at most ‖W⁻¹‖² ‖E‖/(1 − ‖W⁻¹‖ ‖E‖). The certificate adds its
+    own error, 8dε ‖W⁻¹‖_F² ‖W‖_F and as much again for its residual (`ops.proof.spectrum`). Where there is no float64, the
+    inverse and the norms have errors of d u each.
+
+    Args:
+        d: The size of W.
+        dtype: That of W; half precision counts as float32.
+        norm: A bound on ‖W‖₂.
+        inverse: A bound on ‖W⁻¹‖₂.
+    """
+    unit = epsilon("float64" if dtype == "float64" else "float32") / 2
+    error = unit * norm * (d**0.5 + (0 if backend.wide_dtype() == "float64" else 2 * d))
+    if inverse * error >= 0.5:
+        return math.inf
+    return inverse**2 * (error / (1 - inverse * error) + 16 * d**2.5 * epsilon("float64") * norm)
+
+
+def wide(weight: Tensor) -> Tensor:
+    """A weight in the most precise dtype there is."""
+    return keras.ops.cast(weight, backend.wide_dtype())
+
+
+def require_nonzero(weight: Tensor, initializer: Callable[..., Tensor]) -> None:
     """Refuses a start of zeros, at which the gradient is zero too. In one dimension there is nothing to train."""
     if weight.shape[0] > 1 and is_concrete(weight) and not np.any(keras.ops.convert_to_numpy(weight)):
         name = getattr(initializer, "__name__", type(initializer).__name__)

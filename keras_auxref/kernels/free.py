@@ -1,12 +1,12 @@
 """W without constraints."""
 
-from typing import Any
+from collections.abc import Callable
 
 import keras
 
-from keras_auxref._keras import PACKAGE
 from keras_auxref.initializers import ReflectionOf, UniformFanIn, orthogonal_start
 from keras_auxref.kernels.base import Kernel
+from keras_auxref.package import PACKAGE
 from keras_auxref.typing import Tensor
 
 
@@ -17,6 +17,11 @@ class Free(Kernel):
     `kernel_initializer` means W; the default is the paper's U(−1/√d, 1/√d). An orthogonal start Q, such as an
     `initializers.OrthogonalMatrix`, Keras' `"orthogonal"` or an orthogonal array, gives W = I − Q, so that f starts as x ↦ Q x.
     The exception is Keras' `"identity"`, which is W itself: W = I − I never trains.
+
+    Example:
+    >>> from keras_auxref import AuxReflection
+    >>> from keras_auxref.kernels import Free
+    >>> layer = AuxReflection(kernel=Free())  # the default
     """
 
     weight_names = ("kernel",)
@@ -24,7 +29,7 @@ class Free(Kernel):
     def default_initializer(self) -> keras.initializers.Initializer:
         return UniformFanIn()
 
-    def initial_weights(self, d: int, initializer: Any, dtype: str) -> dict[str, Tensor]:
+    def initial_weights(self, d: int, initializer: Callable[..., Tensor], dtype: str) -> dict[str, Tensor]:
         if orthogonal_start(initializer) is not None and not isinstance(initializer, ReflectionOf | keras.initializers.Identity):
             initializer = ReflectionOf(initializer)
         return super().initial_weights(d, initializer, dtype)

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_auxref.ops._rows import epsilon, largest
+from keras_auxref.ops.rows import epsilon, largest
 from keras_auxref.typing import Tensor
 
 EXACT_UP_TO = 128
@@ -21,7 +21,7 @@ def slack(d: int) -> float:
 def top_eigenvalue(gram: Tensor) -> Tensor:
     """An upper bound on λmax of a symmetric positive semidefinite matrix, tight to rounding for d ≤ 128.
 
-    Power iteration approaches λmax from below, so that dividing by it breaks the promise made with it. Up to d = 128 this is
+    Power iteration approaches λmax from below, so dividing by it would break the guarantee. Up to d = 128 this is
     the exact value, v₁ᵀGv₁ with v₁ held constant, whose gradient v₁v₁ᵀ is right without differentiating an eigendecomposition.
     Beyond, it is the power iteration of the whole matrix by repeated squaring,
 
@@ -42,9 +42,9 @@ def spectral_norm(a: Tensor) -> Tensor:
     size = ops.where(size > 0, size, 1)
     a = a / size
     fixed = ops.stop_gradient(a)
-    top, gradient = _top(ops.matmul(ops.transpose(fixed), fixed))
+    top, gradient = _top(ops.transpose(fixed) @ fixed)
     value = ops.sqrt(ops.maximum(top, epsilon("float32") ** 2))
-    return size * _linear(value, ops.matmul(fixed, gradient) / value, a)
+    return size * _linear(value, (fixed @ gradient) / value, a)
 
 
 def shrink_to(a: Tensor, bound: float) -> Tensor:
@@ -86,7 +86,7 @@ def _top(gram: Tensor) -> tuple[Tensor, Tensor]:
     # `eigh` raises on NaN in the middle of training: let it see zeros, and the product below bring the NaN back.
     _, vectors = ops.eigh(ops.where(ops.isfinite(gram), gram, 0))
     top = vectors[:, -1]
-    return rounding * ops.sum(ops.matmul(gram, top) * top), rounding * ops.outer(top, top)
+    return rounding * ops.sum((gram @ top[:, None])[:, 0] * top), rounding * ops.outer(top, top)
 
 
 def _trace_of_power(gram: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,7 +97,7 @@ def _trace_of_power(gram: Tensor) -> tuple[Tensor, Tensor]:
         norm = ops.sqrt(ops.maximum(ops.sum(ops.square(power)), tiny**2))
         logarithm = logarithm + ops.log(norm) / 2**step
         power = power / norm
-        power = ops.matmul(power, power)
+        power = power @ power
     # tr Gᵖ = ⟨G^(p − 1), G⟩: no product more.
     trace = ops.maximum(ops.sum(power * gram), tiny**2)
     log_value = (ops.log(trace) + (_POWER - 1) * logarithm) / _POWER

@@ -1,41 +1,50 @@
-"""Keras layers."""
+"""The layers of the paper: auxiliary and factored reflections, the orthogonal maps that they replace, recurrent networks."""
 
-from keras_auxref.layers.act_norm import ActNorm
-from keras_auxref.layers.additive_coupling import AdditiveCoupling
-from keras_auxref.layers.affine_coupling import AffineCoupling
+import importlib
+import warnings
+from typing import Any
+
 from keras_auxref.layers.aux_reflection import AuxReflection
-from keras_auxref.layers.factored_flow import FactoredFlow
 from keras_auxref.layers.factored_reflection import FactoredReflection
-from keras_auxref.layers.householder_flow import HouseholderFlow
-from keras_auxref.layers.invertible_dense import InvertibleDense
-from keras_auxref.layers.logistic_mixture_coupling import LogisticMixtureCoupling
 from keras_auxref.layers.modrelu import ModReLU
 from keras_auxref.layers.orthogonal_dense import OrthogonalDense
 from keras_auxref.layers.orthogonal_rnn import OrthogonalRNN
 from keras_auxref.layers.orthogonal_rnn_cell import OrthogonalRNNCell
-from keras_auxref.layers.permutation import Permutation
-from keras_auxref.layers.qr_dense import QRDense
-from keras_auxref.layers.squeeze import Squeeze
 from keras_auxref.layers.svd_dense import SVDDense
-from keras_auxref.layers.sylvester_flow import SylvesterFlow
 
 __all__ = [
-    "ActNorm",
-    "AdditiveCoupling",
-    "AffineCoupling",
     "AuxReflection",
-    "FactoredFlow",
     "FactoredReflection",
-    "HouseholderFlow",
-    "InvertibleDense",
-    "LogisticMixtureCoupling",
     "ModReLU",
     "OrthogonalDense",
     "OrthogonalRNN",
     "OrthogonalRNNCell",
+    "SVDDense",
+]
+
+_FLOWS = (
+    "ActNorm",
+    "AdditiveCoupling",
+    "AffineCoupling",
+    "InvertibleDense",
+    "LogisticMixtureCoupling",
     "Permutation",
     "QRDense",
-    "SVDDense",
     "Squeeze",
-    "SylvesterFlow",
-]
+)
+_MOVED = {
+    **dict.fromkeys(_FLOWS, "flows"),
+    **dict.fromkeys(("FactoredFlow", "HouseholderFlow", "SylvesterFlow"), "posteriors"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MOVED:
+        raise AttributeError(f"module 'keras_auxref.layers' has no attribute {name!r}")
+    room = _MOVED[name]
+    warnings.warn(
+        f"`keras_auxref.layers.{name}` is now `keras_auxref.{room}.{name}`; the old name goes with version 0.4.",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return getattr(importlib.import_module(f"keras_auxref.{room}"), name)

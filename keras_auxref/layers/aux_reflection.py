@@ -1,18 +1,21 @@
 """The auxiliary reflection as a Keras layer."""
 
-from typing import Any
+import warnings
+from collections.abc import Callable
+from typing import Any, Unpack
 
 import keras
 
 from keras_auxref import initializers, kernels, ops
-from keras_auxref._keras import PACKAGE, outside_graphs
+from keras_auxref.certificate import Certificate
 from keras_auxref.invertible import Invertible
-from keras_auxref.kernels import Certificate
-from keras_auxref.layers._checks import as_input, at_least_float32, last_axis, require_built, require_floating
-from keras_auxref.layers._frozen import Freezable
-from keras_auxref.ops._checks import HALF, as_tensor
+from keras_auxref.layers.checks import as_input, at_least_float32, has_value, last_axis, require_built, require_floating
+from keras_auxref.layers.frozen import Freezable
+from keras_auxref.ops.backend import outside_graphs
+from keras_auxref.ops.checks import HALF, as_tensor
 from keras_auxref.ops.reflect import central_coefficient, coefficient
-from keras_auxref.typing import Shape, Tensor
+from keras_auxref.package import PACKAGE
+from keras_auxref.typing import Config, Constraint, Initializer, LayerArguments, Regularizer, Shape, Tensor
 
 BRANCH_MOMENTUM = 0.9
 
@@ -23,12 +26,12 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
 
         f(x) = H(Wx) x = x − c u,      u = W x,      c = 2 uᵀx / ‖u‖²
 
-    One reflection, chosen by the input, represents every orthogonal map (W = I − U) and costs what a Dense layer costs. The
+    One reflection, chosen by the input, represents every orthogonal map (W = I − U) and costs about as much as a Dense layer. The
     output has the norm of the input; the map is nonlinear, and its Jacobian is in general not orthogonal.
 
     Args:
         kernel: How weights become W: `"free"` (no guarantee), `"spectral"` (the paper's symmetric W, provably invertible),
-            `"relaxed_cayley"` (provably invertible, starts at any orthogonal map), or a `kernels.Kernel` instance.
+            `"relaxed_cayley"` (provably invertible, starts at orthogonal maps without eigenvalue 1), or a `kernels.Kernel`.
         network: Any Keras layer or model n with n(x).shape == x.shape, instead of W: f(x) = H(n(x)) x. Then there is no W, and
             `kernel`, `inverse`, `log_det_jacobian`, `certificate` and `bijector` are not available.
         kernel_initializer: An orthogonal start Q, for `"free"` and `"relaxed_cayley"`: an `initializers.OrthogonalMatrix`,
@@ -39,7 +42,10 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
         kernel_constraint: Keras constraint for the trainable weights of the kernel. None is needed for a guarantee.
         track_branch: Keep a moving average of c(x) over the training data in the non-trainable weight `branch`. A W without
             certificate may have several preimages, and `inverse` then looks for the one whose c is nearest to that average: the
-            branch on which the data lie. Until there are data, the average stands at 2 tr W/‖W‖²_F, exact for W = I − U.
+            branch on which the data lie. Before training the average is 2 tr W/‖W‖²_F, exact for W = I − U.
+        strict: What to do when the inverse, a log-determinant or a bijector is used and no certificate proves that f is
+            one-to-one, which is the usual case for a free W. None warns once, True raises a `ValueError`, False is silent. In a
+            graph this happens when the graph is traced.
         **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`, …
 
     Call arguments:
@@ -49,6 +55,7 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
 
     Example:
     >>> import numpy as np
+    >>> from keras_auxref import AuxReflection
     >>> layer = AuxReflection()
     >>> x = np.ones((2, 8), "float32")
     >>> np.allclose(np.linalg.norm(layer(x), axis=-1), np.linalg.norm(x, axis=-1))
@@ -61,18 +68,25 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
 
     def __init__(
         self,
-        kernel: Any = "free",
-        network: Any = None,
-        kernel_initializer: Any = None,
-        kernel_regularizer: Any = None,
-        kernel_constraint: Any = None,
+        kernel: kernels.KernelLike = "free",
+        network: keras.layers.Layer | None = None,
+        kernel_initializer: Initializer | None = None,
+        kernel_regularizer: Regularizer | None = None,
+        kernel_constraint: Constraint | None = None,
         track_branch: bool = False,
-        **kwargs: Any,
+        strict: bool | None = None,
+        **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
         require_floating(self, self.compute_dtype)
         self.parametrization = kernels.get(kernel)
         self.track_branch = bool(track_branch)
+        if strict not in (None, True, False):
+            raise ValueError(
+                f"`strict` says what to do without a certificate. Expected None, True or False. Received: {strict!r}"
+            )
+        self.strict = strict
+        self._has_warned = False
         self.branch: Any = None
         if network is not None and not isinstance(network, keras.layers.Layer):
             raise ValueError(f"`network` must be a Keras layer or model. Expected a `keras.layers.Layer`. Received: {network!r}")
@@ -81,7 +95,12 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.kernel_constraint = keras.constraints.get(kernel_constraint)
         self.supports_masking = True
-        self._weights_of_kernel: dict[str, Any] = {}
+        self._weights_of_kernel: dict[str, keras.Variable] = {}
+
+    @property
+    def supports_xla(self) -> bool:  # type: ignore[override]
+        """False where XLA lacks the eigendecomposition that makes the log-determinant cheap: for a W that is not symmetric."""
+        return self.parametrization.symmetric
 
     def build(self, input_shape: Shape) -> None:
         d = last_axis(self, input_shape)
@@ -148,15 +167,12 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
         moved = branch + (1 - BRANCH_MOMENTUM) * (keras.ops.cast(keras.ops.mean(c), branch.dtype) - branch)
         self.branch.assign(keras.ops.where(keras.ops.isfinite(moved), moved, branch))
 
-    def compute_output_shape(self, input_shape: Shape) -> Shape:
-        return input_shape
-
     @property
     def kernel(self) -> Tensor:
         """W as the layer uses it, a tensor of shape (d, d) computed from the trainable weights.
 
-        In half and in mixed precision W is computed in float32, and used as it is where the kernel promises a bijection:
-        rounding it would break the promise. A `"free"` W is rounded, and that is what `certificate` looks at.
+        In half and in mixed precision W is computed in float32, and used without rounding where the kernel guarantees a
+        bijection: rounding would break the guarantee. A `"free"` W is rounded, and `certificate` is about the rounded W.
         """
         self._require_kernel("kernel")
         return self.once("kernel", self._compute_kernel)
@@ -175,10 +191,11 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
         symmetric = True if self.parametrization.symmetric else None
         if not self.is_frozen:
             return {"symmetric": symmetric}
-        return {"factors": self.once("factors", lambda: ops.factorize(self.kernel, symmetric))}
+        return {"symmetric": symmetric, "factors": self.once("factors", lambda: ops.factorize(self.kernel, symmetric))}
 
     def inverse(self, y: Tensor) -> Tensor:
         """x with f(x) = y. See `ops.inverse` for what is guaranteed; `certificate()` tells whether x is unique."""
+        self.require_certificate("inverse")
         return self._with_kernel(ops.inverse, y, "inverse", near=self._near(), **self._factoring())
 
     def _near(self) -> Tensor | None:
@@ -186,11 +203,12 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
 
     def log_det_jacobian(self, x: Tensor) -> Tensor:
         """log|det ∂f/∂x| for every vector on the last axis of x, shape `(batch, ...)`."""
+        self.require_certificate("log_det_jacobian")
         return self._with_kernel(ops.log_det_jacobian, x, "log_det_jacobian", **self._factoring())
 
-    def forward_and_log_det(self, x: Tensor, training: bool | None = None) -> tuple[Any, Any]:
+    def forward_and_log_det(self, x: Tensor, training: bool | None = None) -> tuple[Tensor, Tensor]:
         """f(x) and log|det ∂f/∂x|, from one computation of W."""
-        self._require_kernel("forward_and_log_det")
+        self.require_certificate("forward_and_log_det")
         x, w = self._operands(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype))
         y, log_det, c = ops.reflect_and_log_det(x, w, **self._factoring())
         if training:
@@ -207,18 +225,44 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
         return self.parametrization.certificate(self.kernel)
 
     def proof(self) -> Tensor:
-        """Whether f is proven to be a bijection, as a scalar boolean tensor, also inside of a graph."""
+        """Whether f is proven to be a bijection, as a scalar boolean tensor, also inside a graph."""
         self._require_kernel("proof")
         w = self.kernel
         symmetric = True if self.parametrization.symmetric else None
         return ops.is_certified(w, symmetric)
 
-    def bijector(self, **kwargs: Any) -> Any:
+    def bijector(self, **kwargs: object) -> Any:
         """A new TFP bijector over the weights of this layer: a view, never a copy."""
-        self._require_kernel("bijector")
+        self.require_certificate("bijector")
         return super().bijector(**kwargs)
 
-    def _with_kernel(self, function: Any, x: Tensor, name: str, **kwargs: Any) -> Any:
+    @property
+    def in_doubt(self) -> bool:
+        return self.network is not None or not self.parametrization.promises
+
+    def require_certificate(self, name: str) -> None:
+        """Warns, or with `strict` refuses, where nothing proves that f is one-to-one."""
+        self._require_kernel(name)
+        if self.parametrization.promises or self.strict is False or self._has_warned:
+            return
+        if not all(has_value(variable.value) for variable in self._weights_of_kernel.values()):
+            return
+        with outside_graphs():
+            certificate = self.parametrization.certificate(self._compute_kernel())
+        if certificate.invertible:
+            return
+        message = (
+            f"Nothing proves that layer '{self.name}' is one-to-one, and `{name}` is used. {certificate.reason} With such a W "
+            "`inverse(layer(x))` is a vector with the image of x and seldom x itself, and a density made with the "
+            "log-determinant does not integrate to 1. `certificate()` tells; `FactoredReflection` and the kernels "
+            '"relaxed_cayley" and "spectral" are proven for all weights.'
+        )
+        if self.strict:
+            raise ValueError(f"{message} Expected a certificate, because of strict=True. Received: none")
+        self._has_warned = True
+        warnings.warn(f"{message} strict=False silences this, strict=True refuses.", stacklevel=3)
+
+    def _with_kernel(self, function: Callable[..., Tensor], x: Tensor, name: str, **kwargs: object) -> Tensor:
         self._require_kernel(name)
         x, w = self._operands(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype))
         return keras.ops.cast(function(x, w, **kwargs), self.compute_dtype)
@@ -231,7 +275,7 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
             )
         require_built(self, name)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {
             **super().get_config(),
             "kernel": keras.saving.serialize_keras_object(self.parametrization),
@@ -240,6 +284,7 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
             "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
             "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
             "track_branch": self.track_branch,
+            "strict": self.strict,
         }
 
     @classmethod

@@ -1,21 +1,21 @@
 """modReLU as a Keras layer."""
 
-from typing import Any
+from typing import Unpack
 
 import keras
 
-from keras_auxref._keras import PACKAGE
-from keras_auxref.layers._checks import as_input, last_axis
+from keras_auxref.layers.checks import as_input, last_axis
 from keras_auxref.ops.activations import modrelu
-from keras_auxref.typing import Shape, Tensor
+from keras_auxref.package import PACKAGE
+from keras_auxref.typing import Config, Initializer, LayerArguments, Regularizer, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class ModReLU(keras.layers.Layer):
     """The real modReLU with a trained bias per feature: y = sign(x) · relu(|x| + b).
 
-    With b = 0 it is the identity, unlike a relu, so that a norm-preserving map before it stays one; b < 0 sets to zero what is
-    smaller than −b. Zero stays zero, whatever b.
+    With b = 0 it is the identity, unlike ReLU, so a norm-preserving map before it stays norm-preserving; with b < 0, entries
+    smaller than −b in size become zero. Zero stays zero for every b.
 
     Args:
         bias_initializer: Keras initializer for b; by default U(−0.01, 0.01), as in expRNN.
@@ -27,10 +27,23 @@ class ModReLU(keras.layers.Layer):
 
     Output: A tensor of the same shape.
 
+    Example:
+    >>> import keras
+    >>> import numpy as np
+    >>> from keras_auxref.layers import ModReLU
+    >>> layer = ModReLU(bias_initializer=keras.initializers.Constant(-1.0))
+    >>> print(layer(np.array([[-3.0, 0.5, 2.0]], "float32")).numpy())
+    [[-2.  0.  1.]]
+
     Reference: Arjovsky, Shah & Bengio, "Unitary Evolution Recurrent Neural Networks", ICML 2016.
     """
 
-    def __init__(self, bias_initializer: Any = None, bias_regularizer: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        bias_initializer: Initializer | None = None,
+        bias_regularizer: Regularizer | None = None,
+        **kwargs: Unpack[LayerArguments],
+    ) -> None:
         super().__init__(**kwargs)
         if bias_initializer is None:
             bias_initializer = keras.initializers.RandomUniform(-0.01, 0.01)
@@ -49,7 +62,7 @@ class ModReLU(keras.layers.Layer):
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return input_shape
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {
             **super().get_config(),
             "bias_initializer": keras.initializers.serialize(self.bias_initializer),

@@ -1,17 +1,25 @@
 """The recurrent network over `OrthogonalRNNCell`."""
 
-from typing import Any
+import functools
+from types import SimpleNamespace
+from typing import Any, TypeAlias
 
 import keras
 
-from keras_auxref._keras import PACKAGE
-from keras_auxref.layers._checks import as_input
-from keras_auxref.layers._frozen import given
+from keras_auxref.kernels import KernelLike
+from keras_auxref.layers.checks import as_input
 from keras_auxref.layers.modrelu import ModReLU
 from keras_auxref.layers.orthogonal_rnn_cell import OrthogonalRNNCell
 from keras_auxref.ops.activations import ACTIVATIONS
 from keras_auxref.ops.recurrence import is_fused, recurrence
-from keras_auxref.typing import Shape, Tensor
+from keras_auxref.package import PACKAGE
+from keras_auxref.typing import Activation, Config, Constraint, Initializer, Regularizer, Shape, Tensor
+
+_LOOP = ("go_backwards", "return_sequences", "stateful", "unroll", "zero_output_for_mask")
+"""What the loop of Keras needs to know."""
+
+Loop: TypeAlias = tuple[Tensor, Tensor, list[Tensor]]
+"""The last output, all outputs and the last state."""
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -27,14 +35,18 @@ class OrthogonalRNN(keras.layers.RNN):
         units: Positive integer, the size n of the state.
         transition: T: `"aux"` (an auxiliary reflection), `"householder"`, `"cayley"` or `"exp"`.
         reflections: The number of Householder reflections; by default n. Only for `"householder"`.
+        kernel: How weights become the W of `"aux"`: see `OrthogonalRNNCell`. W is computed once per sequence, so that a step
+            costs the same for every kernel.
         activation, use_bias, kernel_initializer, recurrent_initializer, bias_initializer, kernel_regularizer,
             recurrent_regularizer, bias_regularizer, kernel_constraint, bias_constraint, dropout, recurrent_dropout, seed: See
             `OrthogonalRNNCell`.
-        train_initial_state: Whether the first state is trained or zero. With `stateful` it is zero.
+        train_initial_state: Whether the first state is trained or zero. With `stateful` it is the first state of a stream.
         return_sequences: Whether to return every output instead of the last.
         return_state: Whether to return the last state too.
         go_backwards: Whether to read the sequence backwards (and to return it reversed).
-        stateful: Whether the state is carried over from batch to batch, until `reset_state()`.
+        stateful: Whether the state is carried over from batch to batch, until `reset_state()`. The weights are those of a layer
+            that is not stateful, so you can train one and feed a stream to the other: `stream.set_weights(
+            trained.get_weights())`.
         unroll: Whether to unroll the loop. Only for short sequences.
         **kwargs: Arguments of `keras.layers.RNN` and `keras.layers.Layer`: `zero_output_for_mask`, `name`, `dtype`, …
 
@@ -42,7 +54,7 @@ class OrthogonalRNN(keras.layers.RNN):
         sequences: Tensor of shape `(batch, time, features)`.
         initial_state: A state, or a list of it, instead of the layer's own first state. A layer whose first call has one holds no
             trained state, and starts from zero where a later call has none.
-        mask: Boolean tensor of shape `(batch, time)`. A masked step keeps the state.
+        mask: Boolean tensor of shape `(batch, time)`. A masked step keeps the state, and repeats it as its output.
         training: Whether to apply dropout.
 
     Output: A tensor of shape `(batch, units)`, or `(batch, time, units)` with `return_sequences`; a tuple of it and the state
@@ -50,6 +62,7 @@ class OrthogonalRNN(keras.layers.RNN):
 
     Example:
     >>> import numpy as np
+    >>> from keras_auxref import OrthogonalRNN
     >>> OrthogonalRNN(16, return_sequences=True)(np.ones((2, 100, 3), "float32")).shape
     TensorShape([2, 100, 16])
     """
@@ -59,17 +72,17 @@ class OrthogonalRNN(keras.layers.RNN):
         units: int,
         transition: str = "aux",
         reflections: int | None = None,
-        activation: Any = "modrelu",
+        activation: Activation = "modrelu",
         use_bias: bool = True,
-        kernel_initializer: Any = "glorot_uniform",
-        recurrent_initializer: Any = None,
-        bias_initializer: Any = "zeros",
+        kernel_initializer: Initializer = "glorot_uniform",
+        recurrent_initializer: Initializer | None = None,
+        bias_initializer: Initializer = "zeros",
         train_initial_state: bool = True,
-        kernel_regularizer: Any = None,
-        recurrent_regularizer: Any = None,
-        bias_regularizer: Any = None,
-        kernel_constraint: Any = None,
-        bias_constraint: Any = None,
+        kernel_regularizer: Regularizer | None = None,
+        recurrent_regularizer: Regularizer | None = None,
+        bias_regularizer: Regularizer | None = None,
+        kernel_constraint: Constraint | None = None,
+        bias_constraint: Constraint | None = None,
         dropout: float = 0.0,
         recurrent_dropout: float = 0.0,
         return_sequences: bool = False,
@@ -78,6 +91,7 @@ class OrthogonalRNN(keras.layers.RNN):
         stateful: bool = False,
         unroll: bool = False,
         seed: int | None = None,
+        kernel: KernelLike | None = None,
         **kwargs: Any,
     ) -> None:
         cell = OrthogonalRNNCell(
@@ -89,8 +103,7 @@ class OrthogonalRNN(keras.layers.RNN):
             kernel_initializer=kernel_initializer,
             recurrent_initializer=recurrent_initializer,
             bias_initializer=bias_initializer,
-            # A state that is carried over lives in a variable, through which no gradient reaches a trained one.
-            train_initial_state=train_initial_state and not stateful,
+            train_initial_state=train_initial_state,
             kernel_regularizer=kernel_regularizer,
             recurrent_regularizer=recurrent_regularizer,
             bias_regularizer=bias_regularizer,
@@ -99,6 +112,7 @@ class OrthogonalRNN(keras.layers.RNN):
             dropout=dropout,
             recurrent_dropout=recurrent_dropout,
             seed=seed,
+            kernel=kernel,
             dtype=kwargs.get("dtype"),
             trainable=kwargs.get("trainable", True),
             name="orthogonal_rnn_cell",
@@ -119,29 +133,56 @@ class OrthogonalRNN(keras.layers.RNN):
         """The size of the state."""
         return self.cell.units
 
-    def build(self, sequences_shape: Shape, initial_state_shape: Shape = None) -> None:
+    def build(self, sequences_shape: Shape, initial_state_shape: Shape | None = None) -> None:
         # A first state that is given leaves a trained one without gradient.
         self.cell.holds_initial_state = initial_state_shape is None
         super().build(sequences_shape, initial_state_shape)
+        if self.stateful and not hasattr(self, "is_streaming"):
+            self.is_streaming = keras.Variable(False, trainable=False, dtype="bool", name="is_streaming")
+            self._untrack_variable(self.is_streaming)  # like the state it is no weight
 
-    def call(self, sequences: Tensor, initial_state: Any = None, mask: Any = None, training: bool = False) -> Tensor:
-        return super().call(as_input(self, sequences), initial_state=initial_state, mask=mask, training=training)
+    def call(
+        self, sequences: Tensor, initial_state: list[Tensor] | None = None, mask: Tensor | None = None, training: bool = False
+    ) -> Tensor:
+        if self.stateful and initial_state is None:
+            initial_state = self._carried_state()
+        outputs = super().call(as_input(self, sequences), initial_state=initial_state, mask=mask, training=training)
+        if self.stateful:
+            self.is_streaming.assign(True)
+        return outputs
 
-    def inner_loop(self, sequences: Tensor, initial_state: Any, mask: Any, training: bool = False) -> Any:
+    def _carried_state(self) -> list[Tensor]:
+        """What the last batch left, or the trained state where a stream begins: as it is now, and with its gradient."""
+        [state] = self.states
+        [first] = self.get_initial_state(batch_size=state.shape[0])
+        is_streaming = keras.ops.convert_to_tensor(self.is_streaming)
+        return [keras.ops.where(is_streaming, keras.ops.cast(state, first.dtype), first)]
+
+    def reset_state(self) -> None:
+        """Begins a new stream, from the trained first state."""
+        if self.stateful and self.built:
+            [state] = self.states
+            state.assign(keras.ops.cast(self.get_initial_state(batch_size=state.shape[0])[0], state.dtype))
+            self.is_streaming.assign(False)
+
+    def inner_loop(self, sequences: Tensor, initial_state: list[Tensor], mask: Tensor | None, training: bool = False) -> Loop:
         cell = self.cell
         kernel, sequences = cell.transition_kernel(), cell.drop(sequences, training)
         activation = self._fused_activation(mask, training)
         if activation is None:
-            with given(cell, transition=kernel):
-                return super().inner_loop(cell.project(sequences), initial_state, mask, training)
-        weights = (cell.kernel, cell.bias, cell.activation.bias if activation == "modrelu" else None)
-        v, bias, activation_bias = (None if w is None else keras.ops.cast(w, cell.compute_dtype) for w in weights)
+            # Keras' loop over the step after the projection, with a kernel that is computed once.
+            settings = {name: getattr(self, name) for name in _LOOP}
+            loop = SimpleNamespace(cell=functools.partial(cell.step, kernel=kernel, training=training), **settings)
+            found = keras.layers.RNN.inner_loop(loop, cell.project(sequences), initial_state, mask)
+            return found if mask is None or self.zero_output_for_mask else self._keep_state(found, initial_state, mask)
+        biases = (cell.bias, cell.activation.bias if activation == "modrelu" else None)
+        bias, activation_bias = (None if b is None else keras.ops.cast(b, cell.compute_dtype) for b in biases)
         x = keras.ops.transpose(sequences, (1, 0, 2))
         outputs = recurrence(
             keras.ops.flip(x, axis=0) if self.go_backwards else x,
             initial_state[0],
             kernel,
-            v,
+            keras.ops.cast(cell.kernel, cell.compute_dtype),
             bias,
             activation_bias,
             transition="aux" if cell.transition == "aux" else "linear",
@@ -153,7 +194,16 @@ class OrthogonalRNN(keras.layers.RNN):
             return outputs, outputs[:, None], [outputs]
         return outputs[-1], keras.ops.transpose(outputs, (1, 0, 2)), [outputs[-1]]
 
-    def _fused_activation(self, mask: Any, training: bool) -> str | None:
+    def _keep_state(self, found: Loop, initial_state: list[Tensor], mask: Tensor) -> Loop:
+        """The first state as the output of masked steps before any other: TensorFlow and torch put zeros there, JAX the state."""
+        _, outputs, states = found
+        if not self.return_sequences:
+            return states[0], states[0][:, None], states
+        mask = keras.ops.flip(mask, axis=1) if self.go_backwards else mask
+        begun = keras.ops.cumsum(keras.ops.cast(mask, "int32"), axis=1)[..., None] > 0
+        return states[0], keras.ops.where(begun, outputs, initial_state[0][:, None]), states
+
+    def _fused_activation(self, mask: Tensor | None, training: bool) -> str | None:
         """The name by which `recurrence` knows the activation, or None where the general loop is needed."""
         cell = self.cell
         if (
@@ -168,7 +218,7 @@ class OrthogonalRNN(keras.layers.RNN):
             return "modrelu"
         return next((name for name in ACTIVATIONS if cell.activation is getattr(keras.activations, name, None)), None)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         config = super().get_config()
         del config["cell"]
         return {**self.cell.get_config(), **config}

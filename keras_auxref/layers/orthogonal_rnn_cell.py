@@ -1,23 +1,25 @@
 """One step of a recurrent network whose transition preserves norms."""
 
 import math
-from typing import Any
+from typing import Any, TypeAlias, Unpack
 
 import keras
 import numpy as np
 
-from keras_auxref import initializers, ops
-from keras_auxref._keras import PACKAGE
+from keras_auxref import initializers, kernels, ops
 from keras_auxref.initializers import Cayley, ReflectionOf
-from keras_auxref.layers._checks import as_input, last_axis, require_floating
-from keras_auxref.layers._frozen import Freezable
 from keras_auxref.layers.aux_reflection import AuxReflection
+from keras_auxref.layers.checks import as_input, last_axis, require_floating
+from keras_auxref.layers.frozen import Freezable
 from keras_auxref.layers.modrelu import ModReLU
 from keras_auxref.layers.orthogonal_dense import OrthogonalDense
-from keras_auxref.ops._rows import map_rows
-from keras_auxref.typing import Shape, Tensor
+from keras_auxref.ops.rows import map_rows
+from keras_auxref.package import PACKAGE
+from keras_auxref.typing import Activation, Config, Constraint, Initializer, LayerArguments, Regularizer, Shape, Tensor
 
 _TRANSITIONS = ("aux", "cayley", "exp", "householder")
+
+States: TypeAlias = Tensor | list[Tensor]
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -37,15 +39,17 @@ class OrthogonalRNNCell(Freezable, keras.layers.SimpleRNNCell):
     Args:
         units: Positive integer, the size n of the state.
         transition: `"aux"`, `"householder"`, `"cayley"` or `"exp"`.
+        kernel: How weights become the W of the auxiliary reflection: see `AuxReflection`. Only for `"aux"`, by default `"free"`.
+            `kernels.RelaxedCayley(lipschitz=L)` bounds the growth of a gradient by L per step for all weights; a free W has
+            no bound.
         reflections: The number k of Householder reflections; by default n. Only for `"householder"`.
         activation: `"modrelu"` (with a trained bias, see `ModReLU`), a Keras activation, or a layer.
         use_bias: Whether to add b.
         kernel_initializer: Keras initializer for V.
         recurrent_initializer: The orthogonal matrix that T starts as: `"cayley"` (expRNN, the default), `"henaff"`, another
             initializer of orthogonal matrices (see `OrthogonalDense`), or an array; aux starts there by W = I − U, Householder by
-            QR. Any other
-            initializer makes the weights themselves. Fewer than n reflections cannot start there: their default is that of
-            `OrthogonalDense`.
+            QR. Any other initializer makes the weights themselves. Fewer than n reflections cannot start there: their default is
+            that of `OrthogonalDense`.
         bias_initializer: Keras initializer for b.
         train_initial_state: Whether the first state is trained, from U(−√(3/2n), √(3/2n)) on as in Arjovsky et al., or zero.
         kernel_regularizer, recurrent_regularizer, bias_regularizer: Keras regularizers for V, for the weights of T and for b.
@@ -59,6 +63,13 @@ class OrthogonalRNNCell(Freezable, keras.layers.SimpleRNNCell):
         states: The state, of shape `(batch, units)`, or a list of it.
         training: Whether to apply dropout.
 
+    Example:
+    >>> import keras
+    >>> import numpy as np
+    >>> from keras_auxref import OrthogonalRNNCell
+    >>> keras.layers.RNN(OrthogonalRNNCell(16))(np.ones((2, 5, 3), "float32")).shape
+    TensorShape([2, 16])
+
     Reference: Arjovsky, Shah & Bengio, "Unitary Evolution Recurrent Neural Networks", ICML 2016; Lezcano-Casado &
     Martínez-Rubio, "Cheap Orthogonal Constraints in Neural Networks", ICML 2019; Mathiasen & Hvilshøj, "One Reflection Suffice",
     2020.
@@ -69,23 +80,25 @@ class OrthogonalRNNCell(Freezable, keras.layers.SimpleRNNCell):
         units: int,
         transition: str = "aux",
         reflections: int | None = None,
-        activation: Any = "modrelu",
+        activation: Activation = "modrelu",
         use_bias: bool = True,
-        kernel_initializer: Any = "glorot_uniform",
-        recurrent_initializer: Any = None,
-        bias_initializer: Any = "zeros",
+        kernel_initializer: Initializer = "glorot_uniform",
+        recurrent_initializer: Initializer | None = None,
+        bias_initializer: Initializer = "zeros",
         train_initial_state: bool = True,
-        kernel_regularizer: Any = None,
-        recurrent_regularizer: Any = None,
-        bias_regularizer: Any = None,
-        kernel_constraint: Any = None,
-        bias_constraint: Any = None,
+        kernel_regularizer: Regularizer | None = None,
+        recurrent_regularizer: Regularizer | None = None,
+        bias_regularizer: Regularizer | None = None,
+        kernel_constraint: Constraint | None = None,
+        bias_constraint: Constraint | None = None,
         dropout: float = 0.0,
         recurrent_dropout: float = 0.0,
         seed: int | None = None,
-        **kwargs: Any,
+        kernel: kernels.KernelLike | None = None,
+        **kwargs: Unpack[LayerArguments],
     ) -> None:
         _check(units, transition, reflections)
+        _check_rates(dropout=dropout, recurrent_dropout=recurrent_dropout)
         # From Keras' cell come dropout, one mask per sequence, and the configuration.
         super().__init__(
             int(units),
@@ -111,22 +124,24 @@ class OrthogonalRNNCell(Freezable, keras.layers.SimpleRNNCell):
         if self._activation_name:
             activation = ModReLU(dtype=self.dtype_policy, name="modrelu")
         self.activation = keras.activations.get(activation)
+        self.parametrization = _checked_kernel(kernel, transition)
         self.recurrent_initializer = self._start(recurrent_initializer)
         self.transition_map = self._make_transition()
 
-    def _start(self, start: Any) -> Any:
+    def _start(self, start: Initializer | None) -> keras.initializers.Initializer | None:
         if start is None:
             fewer = self.reflections is not None and self.reflections < self.units
-            return None if fewer else Cayley()
+            return None if fewer or isinstance(self.parametrization, kernels.Spectral) else Cayley()
         return initializers.get(start)
 
-    def _make_transition(self) -> Any:
+    def _make_transition(self) -> AuxReflection | OrthogonalDense:
         start = self.recurrent_initializer
         arguments = {"kernel_regularizer": self.recurrent_regularizer, "dtype": self.dtype_policy, "name": "transition"}
-        if self.transition == "aux":
+        if self.parametrization is not None:
             # Also for Keras' "identity", which for the layer alone means W.
             is_orthogonal = initializers.orthogonal_start(start) is start is not None
-            return AuxReflection(kernel_initializer=ReflectionOf(start) if is_orthogonal else start, **arguments)
+            start = ReflectionOf(start) if is_orthogonal else start
+            return AuxReflection(self.parametrization, kernel_initializer=start, **arguments)
         return OrthogonalDense(self.transition, self.reflections, kernel_initializer=start, **arguments)
 
     def build(self, input_shape: Shape) -> None:
@@ -156,24 +171,28 @@ class OrthogonalRNNCell(Freezable, keras.layers.SimpleRNNCell):
         if isinstance(self.activation, keras.layers.Layer) and not self.activation.built:
             self.activation.build((None, self.units))
 
-    def call(self, inputs: Tensor, states: Any, training: bool = False) -> Tensor:
-        h = states[0] if isinstance(states, list | tuple) else states
+    def call(self, inputs: Tensor, states: States, training: bool = False) -> tuple[Tensor, States]:
         kernel = self.once("transition", self.transition_kernel)
-        # Who gives the kernel for a whole sequence has projected all of its inputs too.
-        x = inputs if self.is_given("transition") else self.project(self.drop(as_input(self, inputs), training))
+        return self.step(self.project(self.drop(as_input(self, inputs), training)), states, kernel=kernel, training=training)
+
+    def step(self, projected: Tensor, states: States, *, kernel: Tensor, training: bool) -> tuple[Tensor, States]:
+        """`call` after the projection V x + b of its inputs, for a kernel that is known."""
+        h = states[0] if isinstance(states, list | tuple) else states
         mask = self.get_recurrent_dropout_mask(h)
         if training and mask is not None:
             h = h * mask
-        output = self.activation(self._move(h, kernel) + x)
+        output = self.activation(self._move(h, kernel) + projected)
         return output, [output] if isinstance(states, list | tuple) else output
 
     def _move(self, h: Tensor, kernel: Tensor) -> Tensor:
         if self.transition == "aux":
-            return ops.reflect(h, kernel)
+            return keras.ops.cast(ops.reflect(keras.ops.cast(h, kernel.dtype), kernel), h.dtype)
         return keras.ops.matmul(h, keras.ops.transpose(kernel))
 
     def transition_kernel(self) -> Tensor:
         """W of an auxiliary reflection or the orthogonal matrix U, of shape (n, n)."""
+        if self.parametrization is not None and self.parametrization.promises:
+            return self.transition_map.kernel  # in float32 at least: rounding it further would break the promise
         kernel = self.transition_map.kernel if self.transition == "aux" else self.transition_map.matrix
         return keras.ops.cast(kernel, self.compute_dtype)
 
@@ -190,13 +209,22 @@ class OrthogonalRNNCell(Freezable, keras.layers.SimpleRNNCell):
         projected = map_rows(lambda rows: keras.ops.matmul(rows, self.kernel), inputs)
         return projected if self.bias is None else projected + self.bias
 
-    def get_initial_state(self, batch_size: Any = None) -> list[Any]:
-        if self.initial_state is None:
-            return [keras.ops.zeros((batch_size, self.units), dtype=self.compute_dtype)]
-        state = keras.ops.cast(self.initial_state, self.compute_dtype)
-        return [keras.ops.broadcast_to(state, (batch_size, self.units))]
+    def get_initial_state(self, batch_size: int | None = None) -> list[Tensor]:
+        state = keras.ops.zeros((batch_size, self.units), dtype=self.compute_dtype)
+        # A sum and no broadcast, of which torch would make rows that share their memory: no state to write to.
+        return [state if self.initial_state is None else state + keras.ops.cast(self.initial_state, self.compute_dtype)]
 
-    def get_config(self) -> dict[str, Any]:
+    def load_own_variables(self, store: Any) -> None:
+        own = [self.kernel, self.bias, self.initial_state]
+        weights = [weight for weight in own if weight is not None]
+        if self.initial_state is None or len(store.keys()) != len(weights) - 1:
+            return super().load_own_variables(store)
+        # A file of a layer that started from zero, as stateful ones once did.
+        for i, weight in enumerate(weights[:-1]):
+            weight.assign(store[str(i)])
+        self.initial_state.assign(keras.ops.zeros_like(self.initial_state))
+
+    def get_config(self) -> Config:
         config = super().get_config()
         del config["recurrent_constraint"]
         if isinstance(self.activation, keras.layers.Layer):
@@ -204,12 +232,24 @@ class OrthogonalRNNCell(Freezable, keras.layers.SimpleRNNCell):
         return {
             **config,
             "transition": self.transition,
+            "kernel": None if self.parametrization is None else keras.saving.serialize_keras_object(self.parametrization),
             "reflections": self.reflections,
             "train_initial_state": self.train_initial_state,
         }
 
 
-def _check(units: Any, transition: str, reflections: int | None) -> None:
+def _checked_kernel(kernel: kernels.KernelLike | None, transition: str) -> kernels.Kernel | None:
+    if transition == "aux":
+        return kernels.get("free" if kernel is None else kernel)
+    if kernel is not None:
+        raise ValueError(
+            f'`kernel` is for auxiliary reflections. Expected transition="aux". Received: transition={transition!r}, '
+            f"kernel={kernel!r}"
+        )
+    return None
+
+
+def _check(units: int, transition: str, reflections: int | None) -> None:
     if not isinstance(units, int | np.integer) or units < 1:
         raise ValueError(f"`units` must be a positive integer. Received: {units!r}")
     if transition not in _TRANSITIONS:
@@ -223,3 +263,10 @@ def _check(units: Any, transition: str, reflections: int | None) -> None:
         raise ValueError(
             f"More reflections than dimensions add nothing. Expected 1 ≤ reflections ≤ {units}. Received: {reflections}"
         )
+
+
+def _check_rates(**rates: object) -> None:
+    # Keras clips a rate at 0 and 1, so that 2.0 would drop everything.
+    for name, rate in rates.items():
+        if isinstance(rate, bool) or not isinstance(rate, int | float | np.number) or not 0 <= rate <= 1:
+            raise ValueError(f"`{name}` is the fraction to drop. Expected a number with 0 ≤ {name} ≤ 1. Received: {rate!r}")

@@ -13,7 +13,7 @@ ACTIVATIONS = ("linear", "modrelu", "relu", "sigmoid", "tanh")
 
 
 def modrelu(x: Tensor, bias: Tensor) -> Tensor:
-    """The real modReLU, sign(x) · relu(|x| + b), for b broadcast against x. Zero stays zero, whatever b.
+    """The real modReLU, sign(x) · relu(|x| + b), for b broadcast against x. Zero stays zero for every b.
 
     Example:
     >>> import numpy as np

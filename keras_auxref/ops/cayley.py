@@ -1,15 +1,14 @@
 """The Cayley transform: orthogonal matrices from square ones, and back."""
 
-from typing import Any
-
 import numpy as np
 from keras import ops
 
-from keras_auxref.ops._rows import dtype_of, epsilon
-from keras_auxref.ops._skew import as_orthogonal, determinant, one_norm, polish, skew_part, square_matrix
+from keras_auxref.ops.rows import dtype_of, epsilon
+from keras_auxref.ops.skew import as_orthogonal, determinant, one_norm, polish, skew_part, square_matrix
+from keras_auxref.typing import Tensor
 
 
-def cayley(a: Any) -> Any:
+def cayley(a: Tensor) -> Tensor:
     """The Cayley transform of the skew part of a square matrix: a rotation without eigenvalue −1.
 
         U = (I + K/2)⁻¹ (I − K/2) = 2 (I + K/2)⁻¹ − I,      K = (A − Aᵀ)/2.
@@ -26,6 +25,7 @@ def cayley(a: Any) -> Any:
 
     Example:
     >>> import numpy as np
+    >>> from keras_auxref.ops import cayley
     >>> print(cayley(np.array([[0.0, 4.0], [0.0, 0.0]])).numpy())
     [[ 0. -1.]
      [ 1.  0.]]
@@ -42,7 +42,7 @@ def cayley(a: Any) -> Any:
     return ops.cast(polish(u, size > 64, steps=2), dtype)
 
 
-def cayley_inverse(u: Any) -> np.ndarray:
+def cayley_inverse(u: Tensor) -> np.ndarray:
     """The skew K with cayley(K) = U, K = 2 (I − U)(I + U)⁻¹, in NumPy and float64.
 
     Args:

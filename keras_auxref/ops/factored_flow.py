@@ -2,8 +2,8 @@
 
 from keras import ops
 
-from keras_auxref.ops._amortised import prepare
-from keras_auxref.ops._spread import LARGEST_CONDITION, gather, spread, spread_and_log_det
+from keras_auxref.ops.amortised import prepare
+from keras_auxref.ops.diagonal import LARGEST_CONDITION, diagonal_inverse, diagonal_reflect, diagonal_reflect_and_log_det
 from keras_auxref.ops.householder import householder
 from keras_auxref.typing import Tensor
 
@@ -15,8 +15,8 @@ def factored_flow(z: Tensor, v: Tensor, eigenvalues: Tensor) -> Tensor:
 
         z_t = g(H(v_t) z_{t−1}),      g(a) = (cλ_t − 1) ∘ a,      c = 2 Σ λᵢaᵢ² / Σ λᵢ²aᵢ²
 
-    With W = H(v) diag(λ) H(v) a step is −H(v) H(Wz) z: a reflection in a direction Wz that depends on z itself, where that of a
-    Householder flow does not. With λ = 1 it is the Householder flow. For λ > 0 with κ = max λ / min λ < 2 every step is a
+    With W = H(v) diag(λ) H(v) a step is −H(v) H(Wz) z: a reflection in a direction Wz that depends on z itself, unlike in a
+    Householder flow. With λ = 1 it is the Householder flow. For λ > 0 with κ = max λ / min λ < 2 every step is a
     bijection that preserves norms; its log-determinant is not 0.
 
     Args:
@@ -29,12 +29,13 @@ def factored_flow(z: Tensor, v: Tensor, eigenvalues: Tensor) -> Tensor:
 
     Example:
     >>> import numpy as np
+    >>> from keras_auxref.ops import factored_flow
     >>> print(factored_flow(np.array([3.0, 4.0]), np.array([[1.0, -1.0]]), np.ones((1, 2))).numpy())
     [4. 3.]
     """
     z, parameters, dtype = prepare(z, _SHAPES, v=v, eigenvalues=eigenvalues)
     for direction, scales in _steps(parameters):
-        z = spread(householder(direction, z), scales)
+        z = diagonal_reflect(householder(direction, z), scales)
     return ops.cast(z, dtype)
 
 
@@ -48,11 +49,18 @@ def factored_flow_and_log_det(z: Tensor, v: Tensor, eigenvalues: Tensor) -> tupl
 
     Returns:
         Two tensors of the dtype of `z`, of shapes `(..., d)` and `(...,)`.
+
+    Example:
+    >>> import numpy as np
+    >>> from keras_auxref.ops import factored_flow_and_log_det
+    >>> z, log_det = factored_flow_and_log_det(np.array([3.0, 4.0]), np.array([[1.0, -1.0]]), np.ones((1, 2)))
+    >>> float(log_det)
+    0.0
     """
     z, parameters, dtype = prepare(z, _SHAPES, v=v, eigenvalues=eigenvalues)
     log_det = ops.zeros_like(z[..., 0])
     for direction, scales in _steps(parameters):
-        z, change = spread_and_log_det(householder(direction, z), scales)
+        z, change = diagonal_reflect_and_log_det(householder(direction, z), scales)
         log_det = log_det + change
     return ops.cast(z, dtype), ops.cast(log_det, dtype)
 
@@ -68,10 +76,17 @@ def factored_flow_inverse(z: Tensor, v: Tensor, eigenvalues: Tensor, condition: 
 
     Returns:
         A tensor of shape `(..., d)` and of the dtype of `z`; NaN where κ is beyond `condition`.
+
+    Example:
+    >>> import numpy as np
+    >>> from keras_auxref.ops import factored_flow, factored_flow_inverse
+    >>> z, v, eigenvalues = np.array([3.0, 4.0]), np.array([[1.0, -1.0]]), np.array([[1.0, 1.5]])
+    >>> np.allclose(factored_flow_inverse(factored_flow(z, v, eigenvalues), v, eigenvalues), z)
+    True
     """
     z, parameters, dtype = prepare(z, _SHAPES, v=v, eigenvalues=eigenvalues)
     for direction, scales in reversed(_steps(parameters)):
-        z = householder(direction, gather(z, scales, condition))
+        z = householder(direction, diagonal_inverse(z, scales, condition))
     return ops.cast(z, dtype)
 
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from keras_auxref.ops import backend
-from keras_auxref.ops._checks import HALF, as_tensor, check_finite, check_square, is_concrete
-from keras_auxref.ops._rows import dtype_of, epsilon, matmul, power_of_two
+from keras_auxref.ops.checks import HALF, as_tensor, check_finite, check_square, is_concrete
 from keras_auxref.ops.proof import Bracket, bracket_of, inverse_by_qr
+from keras_auxref.ops.rows import dtype_of, epsilon, matmul, power_of_two
 from keras_auxref.typing import Tensor
 
 
@@ -40,37 +40,29 @@ class Factors(NamedTuple):
     Attributes:
         w: W/scale, with the identity in the place of a W that is zero or not finite.
         scale: The power of two for which max|W|/scale is about 1; NaN when W is not finite.
-        route: Which of `ROUTES` is accurate enough for the dtype asked for. A Python integer where it is known while tracing:
-            then the other ways do not come into the graph.
+        route: Which of `ROUTES` is accurate enough for the dtype asked for, a scalar.
         a: (2, h), the diagonals of the blocks.
         b: (h,).
         right: (2h, d): its rows are the columns of B, first those that belong to a₁.
         left: (2h, d): the rows of B⁻¹.
         bracket: Where the inverse looks for c; None where it has not been asked for.
+
+    Example:
+    >>> import numpy as np
+    >>> from keras_auxref.ops import factorize
+    >>> factors = factorize(np.diag([1.0, 1.5]))
+    >>> bool(factors.bracket.certified)
+    True
     """
 
     w: Tensor
     scale: Tensor
-    route: Tensor | int
+    route: Tensor
     a: Tensor
     b: Tensor
     right: Tensor
     left: Tensor
     bracket: Bracket | None = None
-
-    @property
-    def tensors(self) -> "Factors":
-        """The same without a route that is a Python integer, which is no tensor."""
-        return self if self.known_route is None else self._replace(route=())
-
-    @property
-    def known_route(self) -> int | None:
-        """The route, where it is known while tracing."""
-        return self.route if isinstance(self.route, int) else None
-
-    def on(self, route: int | None) -> "Factors":
-        """The same with the route that is known; None leaves the tensor."""
-        return self if route is None else self._replace(route=route)
 
 
 def factorize(w: Tensor, symmetric: bool | None = None) -> Factors:
@@ -85,12 +77,19 @@ def factorize(w: Tensor, symmetric: bool | None = None) -> Factors:
 
     Returns:
         A `Factors` tuple.
+
+    Example:
+    >>> import numpy as np
+    >>> from keras_auxref.ops import factorize, inverse, reflect
+    >>> w, x = np.diag([1.0, 1.5]), np.array([[3.0, 4.0]])
+    >>> factors = factorize(w)
+    >>> np.allclose(inverse(reflect(x, w), w, factors=factors), x)
+    True
     """
     w = as_tensor(w, "w")
     check_square(w, "w")
     check_finite(w, "w")
-    factors = factors_of(w, symmetric, bracket=True)
-    return factors._replace(route=int(factors.route)) if is_concrete(factors.route) else factors
+    return factors_of(w, symmetric, bracket=True)
 
 
 def is_certified(w: Tensor, symmetric: bool | None = None) -> Tensor:
@@ -102,6 +101,12 @@ def is_certified(w: Tensor, symmetric: bool | None = None) -> Tensor:
     Args:
         w: Tensor of shape `(d, d)`.
         symmetric: True promises W = Wᵀ; None looks at W.
+
+    Example:
+    >>> import numpy as np
+    >>> from keras_auxref.ops import is_certified
+    >>> bool(is_certified(np.diag([1.0, 1.5]))), bool(is_certified(np.diag([1.0, 3.0])))
+    (True, False)
     """
     w = as_tensor(w, "w")
     check_square(w, "w")
@@ -111,13 +116,13 @@ def is_certified(w: Tensor, symmetric: bool | None = None) -> Tensor:
 
 def factors_of(w: Tensor, symmetric: bool | None, *, bracket: bool = False) -> Factors:
     """`factorize` for a checked tensor, with or without what the inverse needs."""
-    factors = backend.shared(_factorize, ops.stop_gradient(w), symmetric=symmetric, bracket=bracket)
-    possible = routes_of(w, symmetric)
-    return factors._replace(route=possible[0]) if len(possible) == 1 else factors
+    return backend.shared(_factorize, ops.stop_gradient(w), symmetric=symmetric, bracket=bracket)
 
 
-def routes_of(w: Tensor, symmetric: bool | None) -> tuple[int, ...]:
-    """The routes that a W of this dtype may take, as far as that is known without its values."""
+def routes_of(factors: Factors, w: Tensor, symmetric: bool | None) -> tuple[int, ...]:
+    """The routes that W may take: one where that is known now, so that the others do not come into a graph."""
+    if is_concrete(factors.route):
+        return (int(factors.route),)  # type: ignore[call-overload]
     if _needs_rows(w, symmetric):
         return (ROWS,)
     if symmetric or w.shape[-1] == 1:
@@ -125,17 +130,17 @@ def routes_of(w: Tensor, symmetric: bool | None) -> tuple[int, ...]:
     return (SYMMETRIC, PAIRED, ROWS) if dtype_of(w) == backend.wide_dtype() else (SYMMETRIC, PAIRED, PAIRED_WIDE, ROWS)
 
 
-def dispatch(factors: Factors, possible: tuple[int, ...], function: Callable[[Route], Any]) -> Any:
-    """function(route) for the route that W takes; as branches of a graph where that depends on the values of W.
+def dispatch(route: Tensor, possible: tuple[int, ...], function: Callable[[Route], Any]) -> Any:
+    """function(ROUTES[route]); as branches of a graph where the route depends on the values of W.
 
     Args:
-        factors: The factors of W.
-        possible: Which routes to expect, by `routes_of`.
+        route: The route of W.
+        possible: Which routes to expect, in their order, by `routes_of`.
         function: Called with a `Route`; all its results have the same structure.
     """
-    if factors.known_route is not None:
-        return function(ROUTES[factors.known_route])
-    position = sum(ops.cast(factors.route > index, "int32") for index in possible[:-1])
+    if len(possible) == 1:
+        return function(ROUTES[possible[0]])
+    position = sum(ops.cast(route > index, "int32") for index in possible[:-1])
     return ops.switch(position, [lambda index=index: function(ROUTES[index]) for index in possible])
 
 
@@ -156,7 +161,7 @@ def _factorize(w: Tensor, symmetric: bool | None, bracket: bool) -> Factors:
     if _needs_rows(w, symmetric):
         zeros = ops.zeros_like(normal[:1])
         bounds = bracket_of(normal, inverse_by_qr(normal)) if bracket else None
-        factors = Factors(normal, scale, ROWS, zeros, zeros[0], zeros, zeros, bounds)
+        factors = Factors(normal, scale, ops.cast(ROWS, "int32"), zeros, zeros[0], zeros, zeros, bounds)
     elif symmetric or d == 1:
         factors = _symmetric(normal, scale, bracket)
     else:
@@ -169,8 +174,8 @@ def _factorize(w: Tensor, symmetric: bool | None, bracket: bool) -> Factors:
     if factors.bracket is None:
         return factors
     # Nothing is proven of a W that the identity stands in for.
-    certified = ops.logical_and(factors.bracket.certified, usable)
-    return factors._replace(bracket=factors.bracket._replace(certified=certified))
+    certified, mild = (ops.logical_and(proven, usable) for proven in (factors.bracket.certified, factors.bracket.mild))
+    return factors._replace(bracket=factors.bracket._replace(certified=certified, mild=mild))
 
 
 def _symmetric(w: Tensor, scale: Tensor, bracket: bool) -> Factors:

@@ -4,12 +4,12 @@ from typing import NamedTuple
 
 from keras import ops
 
-from keras_auxref.ops._checks import HALF, as_tensor, check_vector
-from keras_auxref.ops._rows import dtype_of, largest
+from keras_auxref.ops.checks import as_tensor, check_vector
+from keras_auxref.ops.rows import dtype_of, largest, working_dtype
 from keras_auxref.typing import Tensor
 
 
-class Reflection(NamedTuple):
+class Mirrored(NamedTuple):
     """H(u) x with what its gradient needs: û = u r, the factor 2/‖û‖² and the coefficient ĉ = 2 ûᵀx/‖û‖²."""
 
     y: Tensor
@@ -19,7 +19,7 @@ class Reflection(NamedTuple):
     coefficient: Tensor
 
 
-def reflect_along(u: Tensor, x: Tensor, magnitude: Tensor, null: Tensor) -> Reflection:
+def reflect_along(u: Tensor, x: Tensor, magnitude: Tensor, null: Tensor) -> Mirrored:
     """H(u) x for u scaled to max|û| = 1 first, so that ‖û‖² neither over- nor underflows; x itself where `null`.
 
     `magnitude` is max|u|. Treating it as a constant is exact, because H ignores the length of u. On null rows 1 is added to what
@@ -30,7 +30,7 @@ def reflect_along(u: Tensor, x: Tensor, magnitude: Tensor, null: Tensor) -> Refl
     direction = u * scale
     factor = 2 / (ops.sum(ops.square(direction), axis=-1, keepdims=True) + null)
     coefficient = ops.sum(direction * x, axis=-1, keepdims=True) * factor
-    return Reflection(x - coefficient * direction, direction, scale, factor, coefficient)
+    return Mirrored(x - coefficient * direction, direction, scale, factor, coefficient)
 
 
 def householder(v: Tensor, x: Tensor) -> Tensor:
@@ -47,6 +47,7 @@ def householder(v: Tensor, x: Tensor) -> Tensor:
 
     Example:
     >>> import numpy as np
+    >>> from keras_auxref.ops import householder
     >>> print(householder(np.array([1.0, 0.0]), np.array([3.0, 4.0])).numpy())
     [-3.  4.]
     """
@@ -59,7 +60,6 @@ def householder(v: Tensor, x: Tensor) -> Tensor:
             f"Received: v {tuple(v.shape)}, x {tuple(x.shape)}"
         )
     dtype = dtype_of(x)
-    if dtype in HALF:
-        v, x = ops.cast(v, "float32"), ops.cast(x, "float32")
+    v, x = (ops.cast(t, working_dtype(dtype)) for t in (v, x))
     magnitude = ops.stop_gradient(largest(v))
     return ops.cast(reflect_along(v, x, magnitude, magnitude <= 0).y, dtype)

@@ -2,7 +2,7 @@
 
 from keras import ops
 
-from keras_auxref.ops._amortised import prepare
+from keras_auxref.ops.amortised import prepare
 from keras_auxref.ops.householder import householder
 from keras_auxref.typing import Tensor
 
@@ -13,7 +13,7 @@ def householder_flow(z: Tensor, v: Tensor) -> Tensor:
         z′ = H(v_T) … H(v₁) z,      H(v) z = z − 2 v (vᵀz) / ‖v‖²,      and H(0) z = z
 
     The map is orthogonal: log|det ∂z′/∂z| = 0, and its inverse is the same with the directions in the opposite order,
-    `householder_flow(z, flip(v, axis=-2))`. Of a Gaussian with a diagonal covariance it makes one with a full covariance.
+    `householder_flow(z, flip(v, axis=-2))`. It turns a Gaussian with a diagonal covariance into one with a full covariance.
 
     Args:
         z: Tensor of shape `(..., d)`.
@@ -24,6 +24,7 @@ def householder_flow(z: Tensor, v: Tensor) -> Tensor:
 
     Example:
     >>> import numpy as np
+    >>> from keras_auxref.ops import householder_flow
     >>> swap_then_flip = np.array([[1.0, -1.0], [1.0, 0.0]])
     >>> print(householder_flow(np.array([3.0, 4.0]), swap_then_flip).numpy())
     [-4.  3.]
@@ -31,11 +32,6 @@ def householder_flow(z: Tensor, v: Tensor) -> Tensor:
     Reference: Tomczak & Welling, "Improving Variational Auto-Encoders using Householder Flow", 2016.
     """
     z, parameters, dtype = prepare(z, {"v": ("T", "d")}, v=v)
-    return ops.cast(reflections(z, parameters["v"]), dtype)
-
-
-def reflections(z: Tensor, v: Tensor, inverse: bool = False) -> Tensor:
-    """`householder_flow` of checked tensors, or its inverse."""
-    for t in reversed(range(v.shape[-2])) if inverse else range(v.shape[-2]):
-        z = householder(v[..., t, :], z)
-    return z
+    for t in range(parameters["v"].shape[-2]):
+        z = householder(parameters["v"][..., t, :], z)
+    return ops.cast(z, dtype)

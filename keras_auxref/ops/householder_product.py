@@ -4,13 +4,12 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 from keras import ops
 
 from keras_auxref.ops import backend
-from keras_auxref.ops._checks import HALF, as_tensor, check_orthogonal, check_vector, is_symbolic
-from keras_auxref.ops._rows import dtype_of, largest, map_rows
+from keras_auxref.ops.checks import HALF, as_tensor, check_orthogonal, check_vector
+from keras_auxref.ops.rows import dtype_of, largest, map_rows, working_dtype
 from keras_auxref.typing import Tensor
 
 BLOCK = 128
@@ -23,11 +22,11 @@ _MANY_ROWS = 2
 class Block(NamedTuple):
     """One block of reflections applied to rows x: y = x − pᵀVᵀ, with p = T⁻¹Vᵀxᵀ of shape (m, n)."""
 
-    y: Any
-    x: Any
-    v: Any
-    t: Any
-    p: Any
+    y: Tensor
+    x: Tensor
+    v: Tensor
+    t: Tensor
+    p: Tensor
 
 
 def householder_product(v: Tensor, x: Tensor) -> Tensor:
@@ -57,6 +56,7 @@ def householder_product(v: Tensor, x: Tensor) -> Tensor:
 
     Example:
     >>> import numpy as np
+    >>> from keras_auxref.ops import householder_product
     >>> swap_then_flip = np.array([[1.0, 1.0], [0.0, -1.0]])
     >>> print(householder_product(swap_then_flip, np.array([3.0, 4.0])).numpy())
     [-4.  3.]
@@ -75,8 +75,7 @@ def householder_product(v: Tensor, x: Tensor) -> Tensor:
     dtype, v_dtype = (dtype_of(t) for t in (x, v))
     if dtype != v_dtype and dtype not in HALF:
         raise ValueError(f"`v` and `x` must share one dtype. Expected {dtype} for both. Received: v {v_dtype}, x {dtype}")
-    if v_dtype in HALF:
-        v = ops.cast(v, "float32")
+    v = ops.cast(v, working_dtype(v_dtype))
     if math.prod(n or 1 for n in x.shape[:-1]) >= _MANY_ROWS * v.shape[0]:
         transposed = ops.cast(_transposed_matrix(v), dtype)
         return map_rows(lambda rows: ops.matmul(rows, transposed), x)
@@ -89,9 +88,9 @@ def householder_matrix(v: Tensor) -> Tensor:
     v = as_tensor(v, "v")
     check_columns(v)
     dtype = dtype_of(v)
-    wide = ops.cast(v, "float32") if dtype in HALF else v
+    v = ops.cast(v, working_dtype(dtype))
     # Uᵀ = H(v_k)…H(v₁), and the product gives the transpose of its matrix: one reversal, no transpose.
-    return ops.cast(_transposed_matrix(ops.flip(wide, axis=1)), dtype)
+    return ops.cast(_transposed_matrix(ops.flip(v, axis=1)), dtype)
 
 
 def check_columns(v: Tensor) -> None:
@@ -109,13 +108,11 @@ def _transposed_matrix(v: Tensor) -> Tensor:
 
 def _apply(v: Tensor, x: Tensor) -> Tensor:
     """U x for rows x of shape (n, d)."""
-    if keras.backend.backend() == "tensorflow" and not is_symbolic(v, x):
-        forward, backward = (functools.partial(backend.shared, function) for function in (_product, _product_vjp))
-        return backend.closed_form(forward, backward, _product_reference, (v, x), plain=_plain)
-    return _plain(v, x)
+    forward, backward = (functools.partial(backend.shared, function) for function in (_product, _product_vjp))
+    return backend.closed_or_plain(forward, backward, _product_reference, (v, x), _plain)
 
 
-def _scale(v: Tensor) -> tuple[Any, Any]:
+def _scale(v: Tensor) -> tuple[Tensor, Tensor]:
     """1/max|v| per column, a constant to the gradient since H ignores the length of v, and which columns are zero."""
     magnitude = largest(ops.stop_gradient(v), axis=0)
     dead = magnitude < np.finfo(dtype_of(v)).tiny
@@ -123,7 +120,7 @@ def _scale(v: Tensor) -> tuple[Any, Any]:
     return ops.where(dead, 0 * one, 1 / ops.where(dead, one, magnitude)), dead
 
 
-def _forward(v: Any, dead: Tensor, x: Tensor) -> list[Block]:
+def _forward(v: Tensor, dead: Tensor, x: Tensor) -> list[Block]:
     """Applies the blocks from the last to the first; the y of the last one returned is the product."""
     blocks: list[Block] = []
     for columns in reversed(np.array_split(np.arange(v.shape[1]), math.ceil(v.shape[1] / BLOCK))):
@@ -132,7 +129,7 @@ def _forward(v: Any, dead: Tensor, x: Tensor) -> list[Block]:
     return blocks
 
 
-def _forward_block(v: Any, dead: Tensor, x: Tensor) -> Block:
+def _forward_block(v: Tensor, dead: Tensor, x: Tensor) -> Block:
     transposed = ops.transpose(v)
     gram = ops.matmul(transposed, v)
     # A column of zero has a row and a column of zero in VᵀV: any nonzero diagonal makes it the identity.
@@ -142,14 +139,14 @@ def _forward_block(v: Any, dead: Tensor, x: Tensor) -> Block:
     return Block(x - ops.matmul(ops.transpose(p), transposed), x, v, t, p)
 
 
-def _product(v: Tensor, x: Tensor, _: Any) -> tuple[Tensor, Any]:
+def _product(v: Tensor, x: Tensor, _: object) -> tuple[Tensor, Any]:
     """U x, and what its gradient needs."""
     scale, dead = _scale(v)
     blocks = _forward(v * scale, dead, x)
     return blocks[-1].y, (blocks, scale)
 
 
-def _product_vjp(g: Tensor, saved: Any, v: Tensor, x: Tensor, _: Any) -> tuple[Tensor, Tensor]:
+def _product_vjp(g: Tensor, saved: Any, v: Tensor, x: Tensor, _: object) -> tuple[Tensor, Tensor]:
     """The gradients for v and x, from the last block that was applied to the first."""
     blocks, scale = saved
     parts = []
@@ -174,7 +171,7 @@ def _block_vjp(g: Tensor, block: Block) -> tuple[Tensor, Tensor]:
     return g - ops.matmul(ops.transpose(r), transposed), gv
 
 
-def _product_reference(g: Tensor, v: Tensor, x: Tensor, _: Any) -> Any:
+def _product_reference(g: Tensor, v: Tensor, x: Tensor, _: object) -> Any:
     return backend.vjp(_plain)(g, v, x)
 
 
@@ -182,12 +179,12 @@ def _plain(v: Tensor, x: Tensor) -> Tensor:
     return _product(v, x, ())[0]
 
 
-def householder_vectors(u: Any, reflections: int | None = None) -> np.ndarray:
+def householder_vectors(u: Tensor, reflections: int | None = None) -> np.ndarray:
     """Householder vectors of an orthogonal matrix: v of shape (d, k) with H(v₁)…H(v_k) = U, in NumPy and float64.
 
     The QR decomposition of an orthogonal U by reflections that map each column to +e_i has R = diag(1, …, 1, ±1), and the last
-    sign is a reflection too. k reflections that are not the identity have determinant (−1)ᵏ: where U has the other one, a column
-    is zero. Reflections that are not needed come in pairs H(e)H(e) = I, which unlike zeros have a gradient and can be trained.
+    sign is a reflection too. k proper reflections have determinant (−1)ᵏ; if U has the other sign, one column is zero.
+    Reflections that are not needed come in pairs H(e)H(e) = I, which, unlike zeros, have a gradient and can be trained.
 
     Args:
         u: Orthogonal matrix of shape `(d, d)`.

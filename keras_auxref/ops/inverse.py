@@ -1,23 +1,37 @@
 """The inverse of the auxiliary reflection: one scalar equation per vector."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from keras import ops
 
 from keras_auxref.ops import backend
-from keras_auxref.ops._checks import prepare
-from keras_auxref.ops._rows import dtype_of, largest, map_rows, matmul, nonzero, power_of_two, row_dot, size_of
-from keras_auxref.ops.factors import Factors, Route, dispatch, factors_of, routes_of
-from keras_auxref.ops.jacobian import Point, at_points, jacobian, jacobian_solve, jacobian_solve_transposed
+from keras_auxref.ops.checks import is_concrete, prepare
+from keras_auxref.ops.diagonal import LARGEST_CONDITION, diagonal_inverse, newton_steps
+from keras_auxref.ops.factors import PAIRED_WIDE, ROWS, Factors, Route, dispatch, factors_of, routes_of
+from keras_auxref.ops.jacobian import (
+    MOST,
+    PairedPoint,
+    Point,
+    RowPoint,
+    accurate_reflection,
+    at_points,
+    jacobian,
+    jacobian_solve,
+    jacobian_solve_transposed,
+)
 from keras_auxref.ops.proof import Bracket
 from keras_auxref.ops.reflect import Reflection, central_coefficient, is_null, null_bound, reflection, reflection_vjp
-from keras_auxref.ops.resolvent import dtype_for, resolvent_of
+from keras_auxref.ops.resolvent import Paired, Rows
+from keras_auxref.ops.rows import dtype_of, epsilon, largest, map_rows, matmul, nonzero, power_of_two, row_dot, size_of
 from keras_auxref.ops.secular import solve_secular
 from keras_auxref.typing import Tensor
 
 _LEAVE = 1 / 16  # the share of a batch that is small enough to be left behind
 _ACCEPTED = {"float32": 1e-4, "float64": 1e-9}  # the largest ‖f(x) − y‖/‖y‖ of an x that is returned
+_ORDINARY = 1.96  # the κ of a symmetric W up to which five or six steps are enough
+_POLISH = 3  # Newton steps on f(x) = y for rows that are searched for alone
 
 
 class Inverse(NamedTuple):
@@ -26,8 +40,16 @@ class Inverse(NamedTuple):
     Attributes:
         x: The preimages, NaN where none was found.
         steps: How many steps on the secular equation each vector took.
-        residual: ‖f(x) − y‖/‖y‖ of the x that is returned, in its own dtype.
+        residual: ‖f(x) − y‖/‖y‖ of the x that is returned, after rounding to its dtype, in float64. Here f(x) = x only where W x
+            is exactly zero: a y that W takes to rounding noise comes back as it is, and this tells what that means.
         certified: Whether W is proven to have one preimage for every vector.
+
+    Example:
+    >>> import numpy as np
+    >>> from keras_auxref.ops import inverse_with_info
+    >>> found = inverse_with_info(np.array([[3.0, 4.0]]), np.diag([1.0, 1.5]))
+    >>> found.x.shape, bool(found.certified)
+    (TensorShape([1, 2]), True)
     """
 
     x: Tensor
@@ -42,7 +64,7 @@ def inverse(
     *,
     symmetric: bool | None = None,
     factors: Factors | None = None,
-    near: Tensor | None = None,
+    near: Tensor | float | None = None,
     max_steps: int = 100,
 ) -> Tensor:
     """Solves f(x) = H(Wx) x = y for every vector on the last axis of y.
@@ -72,10 +94,17 @@ def inverse(
 
     Returns:
         A tensor of the shape and dtype of `y`; y itself where W y = 0.
+
+    Example:
+    >>> import numpy as np
+    >>> from keras_auxref.ops import inverse, reflect
+    >>> x, w = np.array([[3.0, 4.0]]), np.array([[1.0, 0.3], [-0.3, 1.2]])
+    >>> np.allclose(inverse(reflect(x, w), w), x)
+    True
     """
     y, w, dtype = prepare(y, w, "y")
-    search = _Search.of(w, symmetric, factors, near, max_steps)
-    return ops.cast(map_rows(lambda rows: _differentiable(rows, w, search), y), dtype)
+    constants, possible = _prepared(w, symmetric, factors, near)
+    return ops.cast(map_rows(lambda rows: _differentiable(rows, w, constants, possible, max_steps), y), dtype)
 
 
 def inverse_with_info(
@@ -84,196 +113,297 @@ def inverse_with_info(
     *,
     symmetric: bool | None = None,
     factors: Factors | None = None,
-    near: Tensor | None = None,
+    near: Tensor | float | None = None,
     max_steps: int = 100,
 ) -> Inverse:
-    """`inverse` with the number of steps, the relative residual and whether uniqueness is proven. Not differentiable."""
+    """`inverse` with the number of steps, the relative residual and whether uniqueness is proven. Not differentiable.
+
+    Example:
+    >>> import numpy as np
+    >>> from keras_auxref.ops import inverse_with_info
+    >>> found = inverse_with_info(np.array([[3.0, 4.0]]), np.array([[1.0, 0.3], [-0.3, 1.2]]))
+    >>> bool(found.residual[0] < 1e-12), bool(found.certified)
+    (True, True)
+    """
     y, w, dtype = prepare(ops.stop_gradient(y), ops.stop_gradient(w), "y")
-    search = _Search.of(w, symmetric, factors, near, max_steps)
-    found = map_rows(lambda rows: search.run(rows, w), y)
-    return Inverse(ops.cast(found.x, dtype), found.steps, found.residual, search.bracket.certified)
+    constants, possible = _prepared(w, symmetric, factors, near)
+
+    def run(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, steps = backend.shared(_search, rows, w, constants, rows=1, possible=possible, max_steps=max_steps)
+        return x, steps, backend.shared(_residual, x, rows, w, constants[0].scale, rows=2)
+
+    x, steps, residual = map_rows(run, y)
+    return Inverse(ops.cast(x, dtype), steps, residual, constants[0].bracket.certified)
+
+
+def _prepared(w: Tensor, symmetric: bool | None, factors: Factors | None, near: Any) -> tuple[Any, tuple[int, ...]]:
+    """(factors, near), and which routes W may take."""
+    if factors is None or factors.bracket is None:
+        factors = factors_of(w, symmetric, bracket=True)
+    near = None if near is None else ops.stop_gradient(ops.cast(near, backend.wide_dtype()))
+    return (factors, near), routes_of(factors, w, symmetric)
 
 
 class _Found(NamedTuple):
-    """x, steps and residual of every row."""
+    """Of every row x, the number of steps, c, and whether x is accurate beyond doubt."""
 
     x: Tensor
     steps: Tensor
-    residual: Tensor
+    c: Tensor
+    good: Tensor
+
+
+def _search(y: Tensor, w: Tensor, constants: Any, *, possible: tuple[int, ...], max_steps: int) -> Any:
+    """(x, steps) for rows, without gradients: up to three searches, each for the rows that the one before did not find.
+
+    1. All rows together, in the basis of W and in their own dtype, until few are left. A symmetric W with certificate takes a
+       fixed number of steps instead, those of the factored reflection.
+    2. In the basis of W and in float64, from where the first search ended.
+    3. In float64 without a basis of W.
+    """
+    factors, near = constants
+    dtype, exact = dtype_of(y), backend.wide_dtype()
+    size = power_of_two(size_of(y))
+    unit, matrix = y / size, w / ops.cast(factors.scale, w.dtype)
+    null = is_null(largest(matmul(unit, ops.transpose(matrix))), null_bound(matrix) * largest(unit))
+    # c belongs to W, and factors.w is W/scale.
+    start = ops.cast(central_coefficient(factors.w) if near is None else near * factors.scale, exact)
+    search = _Search(matrix, factors, start, near is not None, max_steps)
+    zero = ops.zeros_like(unit[:, :1])
+    found = _Found(unit, ops.cast(zero, "int32"), zero + ops.cast(start, dtype), zero > 0)
+
+    in_basis, in_wide_basis = (functools.partial(search.in_basis, kind=kind) for kind in (dtype, exact))
+
+    def together(way: Route) -> _Found:
+        if way.wide:
+            return found
+        if way.basis == "paired":
+            return in_basis(unit, null, found)
+        known = _condition(factors) <= LARGEST_CONDITION
+        return ops.cond(known, lambda: search.in_eigenbasis(unit, null), lambda: in_basis(unit, null, found))
+
+    def remaining(found: _Found, method: Callable[..., _Found], also: Any = True) -> _Found:
+        finite = ops.all(ops.isfinite(unit), axis=-1, keepdims=True)
+        left = ops.logical_and(~ops.logical_or(found.good, null), ops.logical_and(finite, also))
+
+        def run(c: Tensor, y: Tensor, null: Tensor, x: Tensor, steps: Tensor) -> tuple[_Found, tuple[()]]:
+            return method(y, null, _Found(x, steps, c, ~null)), ()
+
+        return backend.only_rows(left, run, found, found.c, unit, null, found.x, found.steps)[0]
+
+    if possible != (ROWS,):
+        found = dispatch(factors.route, possible, together)
+        if dtype != exact:
+            found = remaining(found, in_wide_basis, factors.route < ROWS)
+    found = remaining(found, search.in_rows)
+    rejected = ops.where(ops.logical_or(found.good, null), 0.0, float("nan"))
+    return ops.where(null, unit, found.x + ops.cast(rejected, y.dtype)) * size, found.steps[..., 0]
+
+
+def _condition(factors: Factors) -> Tensor:
+    """κ(W) of a symmetric W with certificate, infinite without."""
+    magnitude = ops.abs(ops.reshape(factors.a, (-1,))[: factors.w.shape[0]])
+    condition = ops.max(magnitude) / ops.min(magnitude)
+    return ops.where(_bracket(factors).certified, condition, float("inf"))
+
+
+def _bracket(factors: Factors) -> Bracket:
+    return factors.bracket  # type: ignore[return-value]
 
 
 class _Search(NamedTuple):
-    """What every search with the same W has in common. `constants` are tensors, the rest is known while tracing."""
+    """The search for x with f(x) = y, for a W of about 1 and rows y of about 1; every method takes rows."""
 
-    constants: tuple[Factors, Tensor | None]
-    symmetric: bool | None
-    route: int | None
-    max_steps: int
-
-    @classmethod
-    def of(cls, w: Tensor, symmetric: bool | None, factors: Factors | None, near: Any, max_steps: int) -> "_Search":
-        if factors is None or factors.bracket is None:
-            factors = factors_of(w, symmetric, bracket=True)
-        near = None if near is None else ops.stop_gradient(ops.cast(near, backend.wide_dtype()))
-        return cls((factors.tensors, near), symmetric, factors.known_route, max_steps)
-
-    @property
-    def bracket(self) -> Bracket:
-        return self.constants[0].bracket  # type: ignore[return-value]
-
-    @property
-    def static(self) -> dict[str, Any]:
-        return {"symmetric": self.symmetric, "route": self.route}
-
-    def run(self, y: Tensor, w: Tensor) -> _Found:
-        return backend.shared(_search, y, w, self.constants, rows=1, max_steps=self.max_steps, **self.static)
-
-
-def _search(y: Tensor, w: Tensor, constants: Any, *, symmetric: bool | None, route: int | None, max_steps: int) -> _Found:
-    """The inverse for rows, without gradients.
-
-    All rows are searched for together, in the dtype of the input, until few are left. These, and rows that did not become
-    accurate, go on alone in float64: a batch does not wait for its slowest row. Without a certificate every row is refined in
-    float64, since nothing bounds the condition of its Jacobian.
-    """
-    factors, near = constants
-    factors = factors.on(route)
-    size = power_of_two(size_of(y))
-    unit, matrix = y / size, w / ops.cast(factors.scale, w.dtype)
-    null = is_null(largest(matmul(unit, ops.transpose(matrix))), null_bound(matrix))
-    # c belongs to W, and factors.w is W/scale.
-    start = central_coefficient(factors.w) if near is None else near * factors.scale
-    problem = _Problem(matrix, factors, ops.cast(start, backend.wide_dtype()), near is not None, max_steps)
-
-    def find(way: Route) -> _Found:
-        leave = _LEAVE if backend.picks_rows() and not way.wide else 0.0
-        found, c, good = problem.attempt(unit, null, None, way, wide=False, leave=leave)
-        if way.wide:  # there is nothing better to try
-            return found
-        again = ops.logical_and(~good, ops.logical_and(~null, ops.all(ops.isfinite(unit), axis=-1, keepdims=True)))
-
-        def alone(c: Tensor, unit: Tensor, null: Tensor, steps: Tensor) -> tuple[_Found, tuple[()]]:
-            found = problem.attempt(unit, null, c, way, wide=True, leave=0.0)[0]
-            return found._replace(steps=found.steps + steps), ()
-
-        return backend.only_rows(again, alone, found, c, unit, null, found.steps)[0]
-
-    found = dispatch(factors, routes_of(w, symmetric), find)
-    rejected = ops.where(found.residual <= _ACCEPTED[dtype_of(y)], 0.0, float("nan"))
-    return _Found(found.x * size + ops.cast(rejected, y.dtype), found.steps[..., 0], found.residual[..., 0])
-
-
-class _Problem(NamedTuple):
     w: Tensor
     factors: Factors
     start: Tensor
     nearest: bool
     max_steps: int
 
-    def attempt(self, y: Tensor, null: Tensor, c: Tensor | None, way: Route, *, wide: bool, leave: float) -> Any:
-        """One search and one refinement: what was found, where it ended, and which rows are good."""
-        dtype = dtype_of(y)
-        kind = dtype_for(way, dtype, wide=wide)
+    def in_eigenbasis(self, y: Tensor, null: Tensor) -> _Found:
+        """x = −V g⁻¹(Vᵀy) for W = V diag(λ) Vᵀ, κ < 2: the way of the factored reflection."""
+        d, dtype = self.w.shape[0], dtype_of(y)
+        basis = ops.cast(self.factors.right[:d], dtype)
+        scales = ops.cast(ops.abs(ops.reshape(self.factors.a, (-1,))[:d]), dtype)
+        own = matmul(y, ops.transpose(basis))
+
+        def steps(condition: float) -> tuple[Tensor, Tensor]:
+            count = newton_steps(condition, dtype)
+            return diagonal_inverse(own, scales, condition), count * ops.ones_like(null, dtype="int32")
+
+        own, taken = ops.cond(_condition(self.factors) <= _ORDINARY, lambda: steps(_ORDINARY), lambda: steps(LARGEST_CONDITION))
+        x = -matmul(own, basis)
+        if backend.inside_xla():  # where the eigenbasis has six digits
+            x = self._refined(x, y, null)[0]
+        return _Found(x, taken, ops.zeros_like(x[:, :1]), ops.ones_like(null))
+
+    def in_basis(self, y: Tensor, null: Tensor, before: _Found, *, kind: str) -> _Found:
+        """A search in the basis of W from c on, in a dtype, and a refinement, where that dtype has the digits for W x.
+
+        Below float64 it ends when few rows are left. x is good if it is far better than it has to be.
+        """
+        dtype, narrow = dtype_of(y), kind != backend.wide_dtype()
         rows, w = ops.cast(y, kind), ops.cast(self.w, kind)
         wy = matmul(rows, ops.transpose(w))
-        start = self.start if c is None else ops.where(ops.isfinite(c), ops.cast(c, self.start.dtype), self.start)
-        resolvent = resolvent_of(self.factors, way, dtype, wide=wide)
-        root = solve_secular(
-            rows, wy, null, resolvent, self._bracket, start, max_steps=self.max_steps, nearest=self.nearest, leave=leave
-        )
+        resolvent = Paired(self.factors, kind)
+        root = self._solve(rows, wy, null, resolvent, before.c, _LEAVE if narrow and backend.picks_rows() else 0.0)
         x = rows + root.c * resolvent.solve(root.c, wy)
-        if kind == backend.wide_dtype():
-            x, residual = self._refine(x, y, null, way, wide=True)
-        else:
-            x, residual = ops.cond(
-                self._bracket.certified,
-                lambda: self._refine(x, y, null, way, wide=False),
-                lambda: self._refine(x, y, null, way, wide=True),
-            )
-        good = ops.logical_and(root.done, residual <= _ACCEPTED[dtype] / 10)
-        return _Found(x, root.steps, residual), ops.cast(root.c, dtype), good
 
-    @property
-    def _bracket(self) -> Bracket:
-        return self.factors.bracket  # type: ignore[return-value]
+        def refined() -> tuple[Tensor, Tensor]:
+            return self._refined(x, y, null)
 
-    def _refine(self, x: Tensor, y: Tensor, null: Tensor, way: Route, *, wide: bool) -> tuple[Tensor, Tensor]:
-        """One Newton step on f(x) = y, which takes the rounding of the basis out, and the residual of what is returned.
+        def not_yet() -> tuple[Tensor, Tensor]:
+            return ops.cast(x, dtype), ops.full_like(y[:, :1], float("inf"))
 
-        That is the residual of x after rounding to the dtype of y. A step that makes it larger is not taken.
+        bracket = _bracket(self.factors)
+        x, error = ops.cond(bracket.mild, refined, not_yet) if narrow else refined()
+        enough = _ACCEPTED[dtype] / ops.where(bracket.certified, 100.0, 10.0)
+        good = ops.logical_and(root.done, error <= ops.cast(enough, error.dtype))
+        return _Found(x, before.steps + root.steps, ops.cast(root.c, dtype), good)
+
+    def _solve(self, y: Tensor, wy: Tensor, null: Tensor, resolvent: Any, c: Tensor, leave: float = 0.0) -> Any:
+        start = ops.where(ops.isfinite(c), ops.cast(c, self.start.dtype), self.start)
+        options: dict[str, Any] = {"max_steps": self.max_steps, "nearest": self.nearest, "leave": leave}
+        return solve_secular(y, wy, null, resolvent, _bracket(self.factors), start, **options)
+
+    def _refined(self, x: Tensor, y: Tensor, null: Tensor) -> tuple[Tensor, Tensor]:
+        """One Newton step on f(x) = y, which takes the rounding of the basis out, and a bound on the residual.
+
+        That is the residual of x after rounding to the dtype of y, with the rounding of f(x) itself. A step that makes it larger
+        is not taken. Rows that the basis cannot refine to the last digits count as ten times worse.
         """
-        dtype = dtype_of(y)
-        kind = dtype_for(way, dtype, wide=wide)
-        x, y, w = ops.cast(x, kind), ops.cast(y, kind), ops.cast(self.w, kind)
+        dtype, kind = dtype_of(y), dtype_of(x)
+        y, w = ops.cast(y, kind), ops.cast(self.w, kind)
         live = 1 - ops.cast(null, kind)
         norm = nonzero(ops.sqrt(row_dot(y, y)))
 
         def error(x: Tensor) -> tuple[Reflection, Tensor, Tensor]:
-            forward = reflection(x, w)
+            forward = reflection(x, w, size=power_of_two(size_of(x)))
             difference = live * (forward.y - y)
-            return forward, difference, ops.sqrt(row_dot(difference, difference)) / norm
+            noise = epsilon(kind) * forward.scale if kind == backend.wide_dtype() else 0.0
+            return forward, difference, ops.sqrt(row_dot(difference, difference)) / norm + live * noise
 
         forward, difference, before = error(x)
         forward = forward._replace(scale=live * forward.scale, relative=live * forward.relative)
-        # Where x will be rounded, or can be searched for again in float64, rows at a pole of A may do without this step.
-        careful = dtype == backend.wide_dtype()
-        step = at_points(_newton, difference, forward, w, self.factors, way, wide=wide, careful=careful)[0]
-        refined = ops.cast(x - step, dtype)
+        point = PairedPoint(forward, w, self.factors, MOST[dtype])
+        refined = ops.cast(ops.where(point.hard, x, x - jacobian_solve(point, difference)), dtype)
         after = error(ops.cast(refined, kind))[2]
-        if kind != dtype:  # what rounding does to x is more than what the step does
-            return refined, ops.cast(after, dtype)
-        better = after < before
-        return ops.where(better, refined, x), ops.where(better, after, before)
+        if kind == dtype:  # otherwise what rounding does to x is more than what the step does
+            better = after < before
+            refined, after = ops.where(better, refined, x), ops.where(better, after, before)
+        return refined, ops.cast(ops.where(point.hard, 10 * after, after), dtype)
+
+    def in_rows(self, y: Tensor, null: Tensor, before: _Found) -> _Found:
+        """The search without a basis of W, in float64: one QR factorisation per row and step, for rows that nothing else finds.
+
+        Where y has next to nothing in the direction of an eigenvector of W, a root may be so close to a pole that no number lies
+        between: x changes from one end of the bracket to the other, along that eigenvector. (I − cW)x = y holds on the line from
+        one to the other, and ‖x‖ = ‖y‖ picks the point. Where no number is on the other side, the eigenvector comes from inverse
+        iteration.
+
+        Without a certificate the search goes from its start outwards: far out, where W x is small, f magnifies the rounding of x.
+        """
+        dtype, exact = dtype_of(y), backend.wide_dtype()
+        rows, w = ops.cast(y, exact), ops.cast(self.w, exact)
+        wy = matmul(rows, ops.transpose(w))
+        resolvent = Rows(self.factors, exact)
+        c = ops.where(_bracket(self.factors).certified, ops.cast(before.c, exact), self.start)
+        root = self._replace(nearest=True)._solve(rows, wy, null, resolvent, c)
+        at, low, high = (rows + c * resolvent.solve(c, wy) for c in (root.c, root.low, root.high))
+        v = self._near_null(root.c, resolvent, rows)
+        away = at - row_dot(at, v) * v
+        far = ops.sqrt(row_dot(rows, rows)) * v
+        candidates = (_between(low, high, rows), _between(away, away + far, rows), _between(away, away - far, rows))
+
+        def polish(x: Tensor) -> tuple[Tensor]:
+            point = RowPoint(x, ~null, w)
+            return (self._closer(x, x - jacobian_solve(point, point.forward.y - rows), rows),)
+
+        x = functools.reduce(lambda a, b: self._closer(a, b, rows), (*candidates, ops.cast(before.x, exact)), at)
+        if w.shape[0] > 1:
+            (x,) = ops.while_loop(lambda x: True, polish, (x,), maximum_iterations=_POLISH)
+        x = ops.cast(x, dtype)
+        good = residual_of(ops.cast(x, exact), rows, w) <= _ACCEPTED[dtype]
+        return _Found(x, before.steps + root.steps, ops.cast(root.c, dtype), good)
+
+    def _near_null(self, c: Tensor, resolvent: Rows, y: Tensor) -> Tensor:
+        """The direction in which (I − cW)⁻¹ is largest, of length 1, up to what two steps of inverse iteration leave."""
+        v = ops.cos(ops.cumsum(ops.ones_like(y), axis=-1))  # any vector without a pattern that W might have
+        for _ in range(2):
+            v = resolvent.solve(c, v)
+            v = ops.where(ops.isfinite(v), v, 0.0) / size_of(v)
+        return v / nonzero(ops.sqrt(row_dot(v, v)))
+
+    def _closer(self, a: Tensor, b: Tensor, y: Tensor) -> Tensor:
+        """The better of two candidates, and the other one where one is not a number."""
+        w = ops.cast(self.w, a.dtype)
+        first, second = residual_of(a, y, w), residual_of(b, y, w)
+        return ops.where(ops.logical_or(second < first, ops.isnan(first)), b, a)
 
 
-def _differentiable(y: Tensor, w: Tensor, search: _Search) -> Tensor:
+def residual_of(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    """‖f(x) − y‖/‖y‖ for rows of about 1 and a W of about 1, (n, 1), with f(x) = x only where W x is exactly zero."""
+    difference = accurate_reflection(x, ops.ones_like(x[:, :1], dtype="bool"), w).y - y
+    return ops.sqrt(row_dot(difference, difference)) / nonzero(ops.sqrt(row_dot(y, y)))
+
+
+def _residual(x: Tensor, y: Tensor, w: Tensor, scale: Tensor) -> Tensor:
+    """`residual_of` for rows and a W of any size, (n,), computed in float64."""
+    dtype, exact = y.dtype, backend.wide_dtype()
+    size = power_of_two(size_of(y))
+    x, y = (ops.cast(t / size, exact) for t in (x, y))
+    return ops.cast(residual_of(x, y, ops.cast(w, exact) / ops.cast(scale, exact))[..., 0], dtype)
+
+
+def _between(low: Tensor, high: Tensor, y: Tensor) -> Tensor:
+    """The point of length ‖y‖ on the way from `low` to `high`, of which one is longer than y and one shorter."""
+    way = high - low
+    a, b, q = row_dot(way, way), row_dot(low, way), row_dot(low, low) - row_dot(y, y)
+    root = ops.sqrt(ops.relu(b * b - a * q))
+    share = ops.where(q > 0, q / nonzero(root - b), -q / nonzero(root + b))
+    return low + ops.clip(share, 0.0, 1.0) * way
+
+
+def _differentiable(y: Tensor, w: Tensor, constants: Any, possible: tuple[int, ...], max_steps: int) -> Tensor:
     """x with the gradient of the implicit function theorem: for a cotangent g, gy = J⁻ᵀg and gW = −(∂f/∂W)ᵀ J⁻ᵀg."""
 
     def forward(y: Tensor, w: Tensor, constants: Any) -> tuple[Tensor, Tensor]:
-        x = search._replace(constants=constants).run(y, w).x
+        x = backend.shared(_search, y, w, constants, rows=1, possible=possible, max_steps=max_steps)[0]
         return x, x
 
     def backward(g: Tensor, x: Tensor, y: Tensor, w: Tensor, constants: Any) -> Any:
-        return backend.shared(_gradients, g, x, w, constants[0], **search.static)
+        factors, ways = _with_enough_digits(constants[0], possible, dtype_of(w))
+        return backend.shared(_gradients, g, x, w, factors, possible=ways)
 
     def reference(g: Tensor, y: Tensor, w: Tensor, constants: Any) -> Any:
         # The function itself, whose first derivative is known.
-        x = _differentiable(y, w, search._replace(constants=constants))
+        x = _differentiable(y, w, constants, possible, max_steps)
         transposed = ops.swapaxes(jacobian(x, w), -1, -2)
         t = ops.solve(transposed, g[..., None])[..., 0]
         return t, -backend.vjp(lambda w: reflection(x, w).y)(t, w)[0]
 
-    return backend.closed_form(forward, backward, reference, (y, w), search.constants)
+    return backend.closed_form(forward, backward, reference, (y, w), constants)
 
 
-def _gradients(g: Tensor, x: Tensor, w: Tensor, factors: Factors, *, symmetric: Any, route: int | None) -> tuple[Tensor, Tensor]:
+def _with_enough_digits(factors: Factors, possible: tuple[int, ...], dtype: str) -> tuple[Factors, tuple[int, ...]]:
+    """Factors with a route that is wide for an ill-conditioned W, and which routes that leaves."""
+    if dtype == backend.wide_dtype() or min(possible) >= PAIRED_WIDE:
+        return factors, possible
+    route = ops.where(_bracket(factors).mild, factors.route, ops.maximum(factors.route, PAIRED_WIDE))
+    return factors._replace(route=route), (int(route),) if is_concrete(route) else tuple(sorted({*possible, PAIRED_WIDE}))
+
+
+def _gradients(g: Tensor, x: Tensor, w: Tensor, factors: Factors, *, possible: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """J⁻ᵀg and −(∂f/∂W)ᵀJ⁻ᵀg at x = f⁻¹(y)."""
-    factors = factors.on(route)
     scale = ops.cast(factors.scale, w.dtype)
     w = w / scale
-    forward = reflection(x, w)
-
-    def through(way: Route) -> tuple[Tensor, Tensor]:
-        def solved(wide: bool) -> tuple[Tensor, Tensor]:
-            rows = at_points(_implicit, g, forward, w, factors, way, wide=wide)[0]
-            t, gu, unit = rows
-            gw = -matmul(ops.transpose(gu), unit * ops.cast(forward.size, gu.dtype))
-            return ops.cast(t, x.dtype), ops.cast(gw, x.dtype)
-
-        if way.wide or dtype_of(x) == backend.wide_dtype():
-            return solved(True)
-        certified = factors.bracket.certified  # type: ignore[union-attr]
-        return ops.cond(certified, functools.partial(solved, False), functools.partial(solved, True))
-
-    t, gw = dispatch(factors, routes_of(w, symmetric), through)
-    return t, gw / scale
+    forward = reflection(x, w, size=power_of_two(size_of(x)))
+    nothing = (ops.zeros_like(x), ops.zeros_like(x)), ()
+    t, gu = at_points(_implicit, g, forward, w, factors, possible, nothing)[0]
+    return t, -matmul(ops.transpose(gu), x) / scale
 
 
-def _newton(point: Point, error: Tensor) -> tuple[Tensor, tuple[()]]:
-    return jacobian_solve(point, error), ()
-
-
-def _implicit(point: Point, g: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[()]]:
-    """t = J⁻ᵀg, the gu of f for the cotangent t, and x̂."""
+def _implicit(point: Point, g: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[()]]:
+    """t = J⁻ᵀg, and the gu of f for the cotangent t."""
     t = jacobian_solve_transposed(point, g)
-    return (t, reflection_vjp(t, point.forward, point.w)[1], point.forward.unit), ()
+    return (t, reflection_vjp(t, point.forward, point.w)[1]), ()

@@ -2,27 +2,27 @@
 
     J = H(u) N,      N = A + 2 u vᵀ/‖u‖²,      A = I − c W,      u = W x,   v = Wᵀx,   c = 2 uᵀx/‖u‖².
 
-Lemma 4 writes det J with A⁻¹, which is infinite where A is singular, and J need not be. Here everything is written with N⁻¹:
-whatever is asked of J stays finite where J does. `BasisPoint` has N⁻¹ from a basis of W, with the pole of A taken out by hand;
-`RowPoint` factors N itself, one matrix per row.
+Everything here is written with N⁻¹. `DiagonalPoint` and `PairedPoint` have it from a basis of W, by A⁻¹ as in Lemma 4, which is
+infinite where A is singular, and J need not be. `RowPoint` factors N itself, one matrix per row: it serves the few rows for which
+the others lose too many digits.
 """
 
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import keras
 from keras import ops
 
 from keras_auxref.ops import backend
-from keras_auxref.ops._checks import as_tensor, check_vectors_and_matrix
-from keras_auxref.ops._rows import dtype_of, matmul, row_dot, size_of
-from keras_auxref.ops.factors import Factors, Route
+from keras_auxref.ops.accurate import accurate_product
+from keras_auxref.ops.checks import as_tensor, check_vectors_and_matrix
+from keras_auxref.ops.factors import ROWS, Factors, Route, dispatch
+from keras_auxref.ops.householder import reflect_along
 from keras_auxref.ops.reflect import Reflection, reflection
-from keras_auxref.ops.resolvent import Paired, dtype_for, nudge, resolvent_of, swap
+from keras_auxref.ops.resolvent import Paired
+from keras_auxref.ops.rows import dtype_of, epsilon, largest, matmul, nonzero, row_dot, size_of
 from keras_auxref.typing import Tensor
-
-POLE = 1 / 32
-"""A row is at a pole of A where the determinant of a block of I − cM is smaller than this."""
 
 
 def jacobian(x: Tensor, w: Tensor) -> Tensor:
@@ -38,6 +38,13 @@ def jacobian(x: Tensor, w: Tensor) -> Tensor:
 
     Returns:
         A tensor of shape `(..., d, d)`; entry `[..., i, j]` is ∂f_i/∂x_j.
+
+    Example:
+    >>> import numpy as np
+    >>> from keras_auxref.ops import jacobian, reflect
+    >>> x, w = np.array([3.0, 4.0]), np.diag([1.0, 1.5])
+    >>> np.allclose(jacobian(x, w) @ x[:, None], reflect(x, w)[:, None])  # f is homogeneous: J x = f(x)
+    True
     """
     x, w = as_tensor(x, "x"), as_tensor(w, "w")
     check_vectors_and_matrix(x, w, "x")
@@ -91,45 +98,67 @@ class Quantities(NamedTuple):
     trace: Tensor
 
 
+Function = Callable[["Point", Tensor], tuple[Any, Any]]
+"""(point, g) → (a nest of rows, a nest of totals that are linear in g)."""
+
+
 def at_points(
-    function: Callable[["Point", Tensor], Any],
+    function: Function,
     g: Tensor,
     forward: Reflection,
     w: Tensor,
     factors: Factors,
-    route: Route,
-    *,
-    wide: bool = False,
-    careful: bool = True,
-) -> Any:
-    """function(point, g) → (a nest of rows, a nest of totals that are linear in g), at every row of a batch.
+    possible: tuple[int, ...],
+    nothing: tuple[Any, Any],
+) -> tuple[Any, Any]:
+    """function(point, g) at every row, in the dtype of w: in the basis of W, and alone where that loses too many digits.
 
-    In the dtype of `forward`, or in float64 where the route or the caller asks for that. Rows at a pole of A are few, and go
-    through the function a second time, alone and with care; without `careful` they stay with what g = 0 gives.
+    Args:
+        function: What to compute at every point.
+        g: (n, …), what the totals are linear in.
+        forward: f(x) for a W of about 1, with x̂ = x divided by a power of two: hard rows depend on the last digit of x.
+        w: That W, in the dtype of `forward`.
+        factors: The factors of W.
+        possible: The routes that W may take.
+        nothing: Zeros of the structure of the result.
     """
-    dtype = dtype_for(route, dtype_of(w), wide=wide)
+    live = ops.not_equal(forward.scale, 0)  # judged in the precision of the input
+    x, dtype = forward.unit, dtype_of(w)
+
+    def alone(g: Tensor, x: Tensor, live: Tensor) -> Any:
+        exact = backend.wide_dtype()
+        return _cast(function(RowPoint(ops.cast(x, exact), live, ops.cast(w, exact)), ops.cast(g, exact)), dtype)
+
+    def together(way: Route) -> Any:
+        if way.basis == "rows":
+            return *nothing, ops.ones_like(live)
+        point = in_basis(forward, w, factors, way)
+        return *_cast(function(point, (1 - ops.cast(point.hard, point.w.dtype)) * ops.cast(g, point.w.dtype)), dtype), point.hard
+
+    if possible == (ROWS,):
+        return alone(g, x, live)
+    rows, total, hard = dispatch(factors.route, possible, together)
+    return (rows, total) if w.shape[0] == 1 else backend.only_rows(hard, alone, rows, g, x, live, total=total)
+
+
+def in_basis(forward: Reflection, w: Tensor, factors: Factors, way: Route) -> "DiagonalPoint | PairedPoint":
+    """The points of a batch in the basis of W, in float64 where the way is wide."""
+    dtype = backend.wide_dtype() if way.wide else dtype_of(w)
+    most = MOST[dtype_of(w)]
     if dtype != dtype_of(w):
-        forward, w, g = _cast(forward, w, dtype), ops.cast(w, dtype), ops.cast(g, dtype)
-    if route.basis == "rows":
-        return function(RowPoint(forward, w), g)
-    basis = resolvent_of(factors, route, dtype)
-    point = BasisPoint(forward, w, basis)
-    live = 1 - ops.cast(point.poles, dtype)
-    rows, total = function(point, live * g)
-    if not careful:
-        return rows, total
-
-    def carefully(g: Tensor, forward: Reflection) -> Any:
-        return function(BasisPoint(forward, w, basis, careful=True), g)
-
-    return backend.only_rows(point.poles, carefully, rows, g, forward, total=total)
+        mask = ops.cast(forward.scale != 0, dtype)
+        w = ops.cast(w, dtype)
+        forward = reflection(ops.cast(forward.unit, dtype), w, size=ops.ones_like(mask))
+        forward = forward._replace(scale=mask * forward.scale, relative=mask * forward.relative)
+    return (DiagonalPoint if way.basis == "symmetric" else PairedPoint)(forward, w, factors, most)
 
 
-def _cast(forward: Reflection, w: Tensor, dtype: str) -> Reflection:
-    """The reflection again in another dtype. Which rows are null is judged in the precision of the input."""
-    live = ops.cast(forward.scale != 0, dtype)
-    forward = reflection(ops.cast(forward.unit, dtype), ops.cast(w, dtype))
-    return forward._replace(scale=live * forward.scale, relative=live * forward.relative)
+def _cast(nest: Any, dtype: str) -> Any:
+    return keras.tree.map_structure(lambda t: ops.cast(t, dtype), nest)
+
+
+MOST = {"float32": 1e3, "float64": 1e4}
+"""By how much rounding may be amplified, by the dtype of the input, before a row is computed without a basis."""
 
 
 def jacobian_solve(point: Point, r: Tensor) -> Tensor:
@@ -150,25 +179,59 @@ def _reflected(point: Point, r: Tensor) -> Tensor:
 
 
 class RowPoint:
-    """N by one QR factorisation per row."""
+    """N by one QR factorisation per row: what is asked where nothing else is accurate, and where W has no basis.
 
-    def __init__(self, forward: Reflection, w: Tensor) -> None:
-        self.forward, self.w = forward, w
+    f is homogeneous, so that N x = x. With the Householder matrix Q that takes x to the first axis,
+
+        N = Q [[1, r], [0, N′]] Q,      det N = det N′,
+
+    which keeps N′ well conditioned where W x is small, and c and the rest of N are large. What is left of the digits is known:
+    the entries of N have an error of about ε (1 + ‖W‖‖x‖/‖u‖ + β‖u‖‖v‖), which N′⁻¹ magnifies. Where log|det N| is not good to
+    three digits, all answers are NaN.
+    """
+
+    def __init__(self, x: Tensor, live: Tensor, w: Tensor) -> None:
+        self.forward, self.w = accurate_reflection(x, live, w), w
+        forward, d, dtype = self.forward, w.shape[0], dtype_of(w)
         self.beta = forward.factor * ops.square(forward.scale)
-        self.v = matmul(forward.unit, w)
-        outer = forward.direction[..., :, None] * ((forward.factor * forward.scale) * self.v)[..., None, :]
-        identity = ops.eye(w.shape[0], dtype=w.dtype)
-        self.qr = ops.qr(identity - forward.coefficient[..., None] * w + outer)
-        diagonal = ops.diagonal(self.qr[1], axis1=-2, axis2=-1)
-        self.log_abs_det = ops.sum(ops.log(ops.abs(diagonal)), axis=-1, keepdims=True)
+        self.v = accurate_product(x, ops.transpose(w))
+        along = (forward.factor * forward.scale) * self.v
+        n = ops.eye(d, dtype=w.dtype) - forward.coefficient[..., None] * w + forward.direction[..., :, None] * along[..., None, :]
+        first = ops.one_hot(ops.zeros((1,), dtype="int32"), d, dtype=w.dtype)
+        length = nonzero(ops.sqrt(row_dot(x, x)))
+        mirror = x / length + ops.where(x[:, :1] >= 0, first, -first)
+        self.mirror = mirror / ops.sqrt(row_dot(mirror, mirror))
+        turned = self._turned(n)
+        q, r = ops.qr(turned[:, 1:, 1:])
+        self.rest, self.row = ops.solve_triangular(r, ops.swapaxes(q, -1, -2)), turned[:, :1, 1:]
+        value = ops.sum(ops.log(ops.abs(ops.diagonal(r, axis1=-2, axis2=-1))), axis=-1)[:, None]
+        size = ops.sqrt(ops.sum(ops.square(w)))
+        entries = 1 + forward.factor * ops.sqrt(row_dot(forward.direction, forward.direction)) * (
+            forward.scale * (length * size + ops.sqrt(row_dot(self.v, self.v)))
+        )
+        error = 2 * epsilon(dtype) * entries * ops.sqrt(ops.sum(ops.square(self.rest), axis=(-2, -1)))[:, None]
+        limit = 1e-3 if dtype == "float64" else 0.1  # without float64, three digits would be asking too much
+        nothing = ops.full_like(value, float("nan"))
+        self.known = error <= limit * (1 + ops.abs(value))  # false for NaN
+        self.log_abs_det = ops.where(ops.logical_or(self.known, ops.isinf(value)), value, nothing)
+
+    def _turned(self, n: Tensor) -> Tensor:
+        """Q N Q."""
+        row, column = self.mirror[:, None, :], self.mirror[:, :, None]
+        n = n - 2 * column * matmul(row, n)
+        return n - 2 * matmul(n, column) * row
 
     @functools.cached_property
     def inverse(self) -> Tensor:
-        """N⁻¹."""
-        return ops.solve_triangular(self.qr[1], ops.swapaxes(self.qr[0], -1, -2))
+        """N⁻¹ = Q [[1, −r N′⁻¹], [0, N′⁻¹]] Q."""
+        above = ops.concatenate([ops.ones_like(self.row[:, :, :1]), -matmul(self.row, self.rest)], axis=-1)
+        below = ops.concatenate([ops.zeros_like(self.rest[:, :, :1]), self.rest], axis=-1)
+        inverse = self._turned(ops.concatenate([above, below], axis=1))
+        return ops.where(self.known[..., None], inverse, ops.full_like(inverse, float("nan")))
 
     def quantities(self) -> Quantities:
-        inverse, u = self.inverse, matmul(self.forward.unit, ops.transpose(self.w))
+        inverse = self.inverse
+        u = self.forward.direction / nonzero(self.forward.scale)  # 0 on null rows
         p = matmul(inverse, u[..., None])[..., 0]
         t = matmul(self.v[..., None, :], inverse)[..., 0, :]
         trace = ops.sum(inverse * ops.transpose(self.w), axis=(-2, -1))[..., None]
@@ -184,128 +247,144 @@ class RowPoint:
         return ops.sum(weight[..., None] * ops.swapaxes(self.inverse, -1, -2), axis=0)
 
 
-class BasisPoint:
+def accurate_reflection(x: Tensor, live: Tensor, w: Tensor) -> Reflection:
+    """f(x) for rows x of about 1 and a W of about 1, with u = W x to the last digit; x itself where not `live`."""
+    u = accurate_product(x, w)
+    magnitude = largest(u)
+    result = reflect_along(u, x, magnitude, ops.logical_or(~live, magnitude == 0))
+    ones = ops.ones_like(magnitude)
+    return Reflection(result.y, ones, x, result.direction, result.scale, result.factor, result.coefficient)
+
+
+class DiagonalPoint:
+    """N from W = BΛBᵀ, elementwise in the coordinates ũ = Bᵀu (Lemma 4). With δ = 1 − cλ,
+
+        κ = 1 + β Σ ũ²/δ       det N = κ Π δ       N⁻¹u = N⁻ᵀv = B (ũ/δ)/κ.
+
+    Rows where this loses too many digits, since a δ or κ or u is small, are `hard`: their answers are finite and mean nothing.
+    """
+
+    def __init__(self, forward: Reflection, w: Tensor, factors: Factors, most: float) -> None:
+        self.forward, self.w = forward, w
+        d, dtype = w.shape[0], dtype_of(w)
+        self.eigenvalue = ops.cast(ops.reshape(factors.a, (-1,))[:d], dtype)
+        self.basis = ops.cast(factors.right[:d], dtype)
+        self.beta, c = forward.factor * ops.square(forward.scale), forward.coefficient
+        self.u = matmul(forward.unit, matmul(ops.transpose(w), ops.transpose(self.basis)))
+        shift = c * self.eigenvalue
+        delta = 1 - shift
+        inverse = 1 / delta
+        terms = self.beta * ops.square(self.u) * inverse
+        kappa = 1 + ops.sum(terms, axis=-1, keepdims=True)
+        spread = largest((1 + ops.abs(shift)) * inverse)
+        self.hard = _is_hard(forward, spread, 1 + ops.sum(ops.abs(terms), axis=-1, keepdims=True), kappa, most)
+        self.log_abs_det = ops.sum(ops.log(ops.abs(delta)), axis=-1, keepdims=True) + ops.log(ops.abs(kappa))
+        self.inverse, self.kappa = _harmless(self.hard, inverse), _harmless(self.hard, kappa)
+
+    def quantities(self) -> Quantities:
+        own = self.u * self.inverse / self.kappa
+        scaled = own * self.eigenvalue
+        trace = matmul(self.inverse, self.eigenvalue[:, None]) - self.beta * row_dot(self.u * self.inverse, scaled)
+        p = matmul(own, self.basis)
+        return Quantities(p, p, matmul(scaled, self.basis), row_dot(self.u, own), trace)
+
+    def solve(self, z: Tensor) -> Tensor:
+        own = matmul(z, ops.transpose(self.basis)) * self.inverse
+        away = self.u * self.inverse * (self.beta * row_dot(self.u, own) / self.kappa)
+        return matmul(own - away, self.basis)
+
+    def solve_transposed(self, z: Tensor) -> Tensor:
+        return self.solve(z)  # N is symmetric, as W is
+
+    def pull_back(self, weight: Tensor) -> Tensor:
+        scaled = self.u * self.inverse
+        inner = -matmul(ops.transpose(weight * self.beta / self.kappa * scaled), scaled)
+        inner = inner + ops.diag(matmul(ops.transpose(weight), self.inverse)[0])
+        return matmul(ops.transpose(self.basis), matmul(inner, self.basis))
+
+
+class PairedPoint:
     """N from W = BMB⁻¹, M of blocks M_j, elementwise in the coordinates ũ = B⁻¹u, ṽ = Bᵀv (Lemma 4).
 
     With the determinants δ_j of the blocks X_j = I − cM_j of A, their adjugates adj X_j = I − cM̂_j and τ_j = ṽ_jᵀ adj(X_j) ũ_j,
 
         κ = 1 + β Σ τ_j/δ_j       det N = κ Π δ_j       N⁻¹u = B (adj(X) ũ/δ)/κ       N⁻ᵀv = B⁻ᵀ (adj(X)ᵀ ṽ/δ)/κ.
 
-    With `careful`, the block with the smallest δ_k, the pivot, is kept out of all divisions, so that a pole of A does no harm:
-
-        κ′ = 1 + β Σ_{j≠k} τ_j/δ_j       ρ = δ_k κ′ + β τ_k        det N = ρ Π_{j≠k} δ_j       κ = ρ/δ_k.
-
-    For the block of the pivot in N⁻¹ the terms that are infinite at δ_k = 0 cancel by
-    (ṽᵀYũ) Y − Yũ ṽᵀY = det(Y) adj(ũṽᵀ), which holds for every 2×2 matrix Y; for blocks of one both sides are 0. Without care
-    there is no pivot, and δ_k is 1 in the same formulas.
+    `hard` rows are those of `DiagonalPoint`.
     """
 
-    def __init__(self, forward: Reflection, w: Tensor, basis: Any, *, careful: bool = False) -> None:
-        self.forward, self.w, self.basis, self.careful = forward, w, basis, careful
-        self.paired = isinstance(basis, Paired)
+    def __init__(self, forward: Reflection, w: Tensor, factors: Factors, most: float) -> None:
+        self.forward, self.w = forward, w
+        self.basis = basis = Paired(factors, dtype_of(w))
         self.beta, self.c = forward.factor * ops.square(forward.scale), forward.coefficient
-        self.u, self.hat_u = (self._coordinates(matrix) for matrix in basis.of_u(w))
-        self.v = self._coordinates(basis.of_v(w)[0]) if self.paired else self.u
-        self.adjugate_u = self.u - self.c * self.hat_u if self.paired else self.u
-        determinant = basis.determinant(self.c)
-        if careful:
-            self._choose_pivot(determinant)
-        else:
-            self.poles = ops.min(ops.abs(determinant), axis=-1, keepdims=True) < POLE
-            pole = ops.cast(self.poles, w.dtype)
-            determinant = determinant * (1 - pole) + pole  # whatever, but finite
-            self.inverse, self.smallest = 1 / determinant, 1
-        tau = self.v * self.adjugate_u
-        self.kappa = 1 + self.beta * row_dot(tau, self.inverse)
-        self.rho = self.smallest * self.kappa
-        magnitude = ops.abs(determinant)
-        if careful:
-            self.rho = self.rho + self.beta * row_dot(tau, self.pivot)
-            magnitude = (1 - self.pivot) * magnitude + self.pivot + nudge(dtype_of(w))
-        logs = ops.sum(ops.log(magnitude), axis=-1, keepdims=True) / basis.columns
-        self.log_abs_det = logs + ops.log(ops.abs(self.rho))
+        self.u, hat_u = (self._coordinates(matrix) for matrix in basis.of_u(w))
+        self.v = self._coordinates(basis.of_v(w)[0])
+        self.adjugate_u = self.u - self.c * hat_u
+        delta = basis.determinant(self.c)
+        inverse = 1 / delta
+        terms = self.beta * (self.v * self.adjugate_u) * inverse
+        kappa = 1 + ops.sum(terms, axis=-1, keepdims=True)
+        spread = largest(basis.size(self.c) * inverse)
+        self.hard = _is_hard(forward, spread, 1 + ops.sum(ops.abs(terms), axis=-1, keepdims=True), kappa, most)
+        logs = ops.sum(ops.log(ops.abs(delta)), axis=-1, keepdims=True) / 2
+        self.log_abs_det = logs + ops.log(ops.abs(kappa))
+        self.inverse, self.kappa = _harmless(self.hard, inverse), _harmless(self.hard, kappa)
 
-    def _coordinates(self, matrix: Tensor | None) -> Tensor:
-        return None if matrix is None else matmul(self.forward.unit, ops.transpose(matrix))
-
-    def _choose_pivot(self, determinant: Tensor) -> None:
-        basis, dtype = self.basis, determinant.dtype
-        blocks = determinant.shape[-1] // basis.columns
-        smallest = ops.argmin(ops.abs(determinant[:, :blocks]), axis=-1)
-        pivot = ops.one_hot(smallest, blocks, dtype=dtype)
-        self.smallest = ops.sum(pivot * determinant[:, :blocks], axis=-1, keepdims=True)
-        self.pivot = ops.tile(pivot, (1, basis.columns))
-        self.inverse = (1 - self.pivot) / (determinant + self.pivot + nudge(dtype_of(self.w)))
+    def _coordinates(self, matrix: Tensor) -> Tensor:
+        return matmul(self.forward.unit, ops.transpose(matrix))
 
     @functools.cached_property
     def adjugate_v(self) -> Tensor:
         """adj(X)ᵀṽ."""
-        return self.v - self.c * self._coordinates(self.basis.of_v(self.w)[1]) if self.paired else self.v
-
-    @functools.cached_property
-    def ratio(self) -> Tensor:
-        """δ_k/δ_j, 1 for the pivot."""
-        return self.pivot + self.smallest * self.inverse if self.careful else self.inverse
+        return self.v - self.c * self._coordinates(self.basis.of_v(self.w)[1])
 
     def quantities(self) -> Quantities:
-        basis, scaled = self.basis, self.ratio / self.rho
+        basis, scaled = self.basis, self.inverse / self.kappa
         p = scaled * self.adjugate_u
         # Of a block: tr(adj(X) M) = tr M − 2c det M, and ṽᵀ adj(X) M adj(X) ũ = ṽᵀ adj(X) (M − c det M) ũ.
-        if self.paired:
-            through = self.adjugate_v * basis.times(p)
-            inner = basis.trace - 2 * (self.c * basis.product)
-            trace = row_dot(inner, self.inverse) / 2
-        else:
-            through, inner, trace = self.v * p * basis.trace, basis.trace, matmul(self.inverse, basis.trace[:, None])
-        trace = trace - self.beta * row_dot(through, self.inverse)
-        if self.careful:
-            own = ops.sum(inner * self.pivot, axis=-1, keepdims=True) / basis.columns
-            at_pivot = self.kappa * own
-            if self.paired:
-                at_pivot = at_pivot + self.beta * row_dot(self.pivot, self.v * self.hat_u)
-            trace = trace + at_pivot / self.rho
+        trace = row_dot(basis.trace - 2 * (self.c * basis.product), self.inverse) / 2
+        trace = trace - self.beta * row_dot(self.adjugate_v * basis.times(p), self.inverse)
         t = matmul(scaled * self.adjugate_v, basis.left)
         return Quantities(matmul(p, basis.right), t, matmul(p, basis.of_v(self.w)[0]), row_dot(self.v, p), trace)
 
     def solve(self, z: Tensor) -> Tensor:
         own = matmul(z, ops.transpose(self.basis.left))
-        adjugate = own - self.c * self.basis.hat(own) if self.paired else own
-        return matmul(self._solve(own, adjugate, self.u, self.v, self.adjugate_u), self.basis.right)
+        own = self._solve(own - self.c * self.basis.hat(own), self.v, self.adjugate_u)
+        return matmul(own, self.basis.right)
 
     def solve_transposed(self, z: Tensor) -> Tensor:
         own = matmul(z, ops.transpose(self.basis.right))
-        adjugate = own - self.c * self.basis.hat_transposed(own) if self.paired else own
-        return matmul(self._solve(own, adjugate, self.v, self.u, self.adjugate_v), self.basis.left)
+        own = self._solve(own - self.c * self.basis.hat_transposed(own), self.u, self.adjugate_v)
+        return matmul(own, self.basis.left)
 
-    def _solve(self, z: Tensor, adjugate_z: Tensor, u: Tensor, v: Tensor, adjugate_u: Tensor) -> Tensor:
+    def _solve(self, adjugate_z: Tensor, v: Tensor, adjugate_u: Tensor) -> Tensor:
         """(X + β u vᵀ)⁻¹z in coordinates; with u and v exchanged and adjugates transposed, for the transpose."""
-        sigma = v * adjugate_z
-        rest = row_dot(sigma, self.inverse)
-        if not self.careful:
-            return (adjugate_z - adjugate_u * (self.beta * rest / self.rho)) * self.inverse
-        theta = self.smallest * rest + row_dot(sigma, self.pivot)
-        away = (adjugate_z - adjugate_u * (self.beta * theta / self.rho)) * self.inverse
-        at_pivot = self.kappa * adjugate_z - (self.beta * rest) * adjugate_u
-        if self.paired:  # β adj(u vᵀ) z
-            crossed = swap(u) * z
-            at_pivot = at_pivot + self.beta * swap(v) * (crossed - swap(crossed))
-        return away + self.pivot * at_pivot / self.rho
+        along = self.beta * row_dot(v * adjugate_z, self.inverse) / self.kappa
+        return (adjugate_z - adjugate_u * along) * self.inverse
 
     def pull_back(self, weight: Tensor) -> Tensor:
         basis, row = self.basis, ops.transpose(weight)
-        outer = weight * self.beta / self.rho
-        diagonal = self.inverse + self.pivot * (self.kappa / self.rho) if self.careful else self.inverse
-        inner = -matmul(ops.transpose(outer * self.ratio * self.adjugate_v), self.inverse * self.adjugate_u)
+        outer = weight * self.beta / self.kappa
+        inner = -matmul(ops.transpose(outer * self.inverse * self.adjugate_v), self.inverse * self.adjugate_u)
         identity = ops.eye(self.u.shape[-1], dtype=self.u.dtype)
-        on_diagonal = matmul(row, diagonal)[0]
-        if self.paired:
-            inner = inner - matmul(row * ops.transpose(self.c), diagonal)[0][:, None] * basis.hat(identity)
-        if self.careful:
-            rest = outer * self.inverse * self.adjugate_v
-            inner = inner - matmul(ops.transpose(rest), self.pivot * self.adjugate_u)
-        if self.careful and self.paired:
-            kept = outer * self.pivot
-            on_diagonal = on_diagonal + ops.sum(kept * swap(self.u * self.v), axis=0)
-            inner = inner - ops.sum(kept * self.v * swap(self.u), axis=0)[:, None] * swap(identity)
-        inner = inner + on_diagonal[:, None] * identity
+        inner = inner - matmul(row * ops.transpose(self.c), self.inverse)[0][:, None] * basis.hat(identity)
+        inner = inner + matmul(row, self.inverse)[0][:, None] * identity
         return matmul(ops.transpose(basis.left), matmul(inner, basis.right))
+
+
+def _is_hard(forward: Reflection, spread: Tensor, terms: Tensor, kappa: Tensor, most: float) -> Tensor:
+    """Where rounding is amplified more than `most` times: by the blocks of A⁻¹, by κ and by the cancellation in u = W x.
+
+    Not a number, as at a pole, is hard too, but for rows that are no numbers themselves.
+    """
+    # c = 2uᵀx/‖u‖², where the rounding of u is relative to ‖W‖‖x‖.
+    cancelled = ops.square(ops.maximum(forward.scale, ops.ones_like(kappa)))
+    amplified = spread * terms / ops.abs(kappa) * cancelled
+    finite = ops.isfinite(forward.scale * forward.relative)
+    # Not the negation of the comparison: TensorFlow makes `>` of that, which NaN answers otherwise.
+    return ops.where(amplified <= most, ops.zeros_like(finite), finite)
+
+
+def _harmless(hard: Tensor, t: Tensor) -> Tensor:
+    """t, and 1 on rows that are hard, so that nothing infinite enters a total."""
+    return ops.where(hard, ops.ones_like(t), t)

@@ -1,21 +1,28 @@
 """f(x) and log|det J| of the auxiliary reflection (paper, Lemma 4), from one factorisation of W per batch."""
 
-import functools
 from typing import Any, NamedTuple
 
 from keras import ops
 
 from keras_auxref.ops import backend
-from keras_auxref.ops._checks import prepare
-from keras_auxref.ops._rows import map_rows, matmul
-from keras_auxref.ops.factors import Factors, dispatch, factors_of, routes_of
+from keras_auxref.ops.checks import prepare
+from keras_auxref.ops.factors import Factors, factors_of, routes_of
 from keras_auxref.ops.jacobian import Point, at_points, jacobian
 from keras_auxref.ops.reflect import Reflection, reflection, reflection_vjp
+from keras_auxref.ops.rows import map_rows, matmul, power_of_two, size_of
 from keras_auxref.typing import Tensor
 
 
 class Reflected(NamedTuple):
-    """y = f(x), log|det J(x)| and c(x) = 2 uᵀx/‖u‖², u = W x, which is a constant to automatic differentiation."""
+    """y = f(x), log|det J(x)| and c(x) = 2 uᵀx/‖u‖², u = W x, which is a constant to automatic differentiation.
+
+    Example:
+    >>> import numpy as np
+    >>> from keras_auxref.ops import reflect_and_log_det
+    >>> y, log_det, coefficient = reflect_and_log_det(np.array([3.0, 4.0]), np.eye(2))
+    >>> print(y.numpy(), float(coefficient))
+    [-3. -4.] 2.0
+    """
 
     y: Tensor
     log_det: Tensor
@@ -43,12 +50,33 @@ def reflect_and_log_det(x: Tensor, w: Tensor, *, symmetric: bool | None = None, 
         factors: The result of `factorize(w)`, where the same W serves many batches.
 
     Returns:
-        A tuple `(y, log_det, coefficient)`: of the shape of `x`, `(...,)` and `(...,)`. Where J is singular log_det is −∞; where
-        W x = 0 it is 0, y = x and the coefficient 0.
+        A tuple `(y, log_det, coefficient)`: of the shape of `x`, `(...,)` and `(...,)`. Where J is singular log_det is −∞, and
+        where rounding leaves less than three digits of it NaN, as are its gradients; where W x = 0 it is 0, y = x and the
+        coefficient 0.
+
+    Example:
+    >>> import numpy as np
+    >>> from keras_auxref.ops import reflect_and_log_det
+    >>> y, log_det, coefficient = reflect_and_log_det(np.ones((5, 2)), np.diag([1.0, 1.5]))
+    >>> y.shape, log_det.shape
+    (TensorShape([5, 2]), TensorShape([5]))
     """
     x, w, dtype = prepare(x, w, "x")
-    outputs = map_rows(lambda rows: _run(rows, w, symmetric, factors, value=True), x)
-    return Reflected(*(ops.cast(t, dtype) for t in outputs))
+    if factors is None:
+        factors = factors_of(w, symmetric)
+    possible = routes_of(factors, w, symmetric)
+
+    def run(rows: Tensor) -> Any:
+        def forward(x: Tensor, w: Tensor, factors: Factors) -> Any:
+            return backend.shared(_value, x, w, factors, rows=1, possible=possible)
+
+        def backward(cotangents: Any, saved: Reflection, x: Tensor, w: Tensor, factors: Factors) -> Any:
+            return backend.shared(_gradients, *cotangents[:2], saved, w, factors, possible=possible)
+
+        return backend.closed_form(forward, backward, _reference, (rows, w), factors, plain=_plain)
+
+    y, log_det, coefficient = (ops.cast(t, dtype) for t in map_rows(run, x))
+    return Reflected(y, log_det, ops.stop_gradient(coefficient))
 
 
 def log_det_jacobian(x: Tensor, w: Tensor, *, symmetric: bool | None = None, factors: Factors | None = None) -> Tensor:
@@ -61,73 +89,45 @@ def log_det_jacobian(x: Tensor, w: Tensor, *, symmetric: bool | None = None, fac
         factors: The result of `factorize(w)`, where the same W serves many batches.
 
     Returns:
-        A tensor of shape `(...,)`: −∞ where J is singular, 0 where W x = 0 (there f(x) = x).
+        A tensor of shape `(...,)`: −∞ where J is singular, NaN where rounding leaves less than three digits, 0 where W x = 0
+        (there f(x) = x).
+
+    Example:
+    >>> import numpy as np
+    >>> from keras_auxref.ops import jacobian, log_det_jacobian
+    >>> x, w = np.array([3.0, 4.0]), np.diag([1.0, 1.5])
+    >>> np.allclose(log_det_jacobian(x, w), np.log(np.abs(np.linalg.det(jacobian(x, w)))))
+    True
     """
-    x, w, dtype = prepare(x, w, "x")
-    return ops.cast(map_rows(lambda rows: _run(rows, w, symmetric, factors, value=False)[0], x), dtype)
+    return reflect_and_log_det(x, w, symmetric=symmetric, factors=factors).log_det
 
 
-def _run(x: Tensor, w: Tensor, symmetric: bool | None, factors: Factors | None, *, value: bool) -> tuple[Tensor, ...]:
-    if factors is None:
-        factors = factors_of(w, symmetric)
-    static: dict[str, Any] = {"symmetric": symmetric, "route": factors.known_route, "value": value}
-    outputs = backend.closed_form(
-        functools.partial(_forward, **static),
-        functools.partial(_backward, **static),
-        functools.partial(_reference, value=value),
-        (x, w),
-        factors.tensors,
-        plain=functools.partial(_plain, value=value),
-    )
-    return (*outputs[:-1], ops.stop_gradient(outputs[-1])) if value else (outputs,)
-
-
-def _forward(x: Tensor, w: Tensor, factors: Factors, *, symmetric: Any, route: int | None, value: bool) -> Any:
-    outputs, saved = backend.shared(_value, x, w, factors, rows=1, symmetric=symmetric, route=route)
-    return (outputs if value else outputs[1]), saved
-
-
-def _value(x: Tensor, w: Tensor, factors: Factors, *, symmetric: bool | None, route: int | None) -> Any:
-    factors = factors.on(route)
+def _value(x: Tensor, w: Tensor, factors: Factors, *, possible: tuple[int, ...]) -> Any:
+    """(y, log|det J|, c) and what the gradient needs."""
     scale = ops.cast(factors.scale, w.dtype)
-    forward = reflection(x, w / scale)
-
-    def log_det(way: Any) -> Tensor:
-        zero = ops.zeros_like(forward.scale)
-        value = at_points(lambda point, _: (point.log_abs_det, ()), zero, forward, w / scale, factors, way)[0]
-        return ops.cast(value, x.dtype)
-
-    value = dispatch(factors, routes_of(w, symmetric), log_det)
+    forward = reflection(x, w / scale, size=power_of_two(size_of(x)))
+    g = forward.scale  # nothing is linear in it
+    value = at_points(_log_abs_det, g, forward, w / scale, factors, possible, (ops.zeros_like(g), ()))[0]
     return (forward.y, value[..., 0], (forward.coefficient / scale)[..., 0]), forward
 
 
-def _backward(
-    cotangents: Any, forward: Reflection, x: Tensor, w: Tensor, factors: Factors, *, symmetric: Any, route: Any, value: bool
-) -> Any:
-    gy, g = cotangents[:2] if value else (None, cotangents)
-    return backend.shared(_gradients, gy, g, forward, w, factors, symmetric=symmetric, route=route)
+def _log_abs_det(point: Point, _: Tensor) -> tuple[Tensor, tuple[()]]:
+    return point.log_abs_det, ()
 
 
 def _gradients(
-    gy: Tensor | None, g: Tensor, forward: Reflection, w: Tensor, factors: Factors, *, symmetric: Any, route: int | None
+    gy: Tensor, g: Tensor, forward: Reflection, w: Tensor, factors: Factors, *, possible: tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
     """The gradients for x and W: of log|det J| in the units of x̂ = x/size and W/scale, of f(x) in its own."""
-    factors = factors.on(route)
     scale = ops.cast(factors.scale, w.dtype)
     w = w / scale
-
-    def through(way: Any) -> tuple[Tensor, ...]:
-        (gx, gu, gv), gw = at_points(log_det_vjp, g[..., None], forward, w, factors, way)
-        gw = gw + matmul(ops.transpose(ops.cast(forward.unit, gv.dtype)), gv)
-        return tuple(ops.cast(t, w.dtype) for t in (gx, gu, gw))
-
-    gx, gu, gw = dispatch(factors, routes_of(w, symmetric), through)
-    if gy is None:
-        gx = (gx + matmul(gu, w)) / forward.size
-    else:
-        from_y, gu_of_y = reflection_vjp(gy, forward, w)
-        gx = from_y + (gx + matmul(gu, w)) / forward.size
-        gu = gu + gu_of_y * forward.size
+    zero = ops.zeros_like(forward.unit)
+    nothing = (zero, zero, zero), ops.zeros_like(w)
+    (gx, gu, gv), gw = at_points(log_det_vjp, g[..., None], forward, w, factors, possible, nothing)
+    gw = gw + matmul(ops.transpose(forward.unit), gv)
+    from_y, gu_of_y = reflection_vjp(gy, forward, w)
+    gx = from_y + (gx + matmul(gu, w)) / forward.size
+    gu = gu + gu_of_y * forward.size
     return gx, (gw + matmul(ops.transpose(gu), forward.unit)) / scale
 
 
@@ -149,17 +149,13 @@ def log_det_vjp(point: Point, g: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor],
     return (gx, gu, (g * beta) * p), point.pull_back(-g * c)
 
 
-def _reference(cotangents: Any, x: Tensor, w: Tensor, _: Any, *, value: bool) -> Any:
+def _reference(cotangents: Any, x: Tensor, w: Tensor, _: Any) -> Any:
     """The gradients by automatic differentiation."""
-    plain = functools.partial(_plain, value=value)
-    return backend.vjp(lambda x, w: plain(x, w)[:2] if value else plain(x, w))(cotangents[:2] if value else cotangents, x, w)
+    return backend.vjp(lambda x, w: _plain(x, w)[:2])(cotangents[:2], x, w)
 
 
-def _plain(x: Tensor, w: Tensor, *, value: bool) -> Any:
+def _plain(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The same outputs in differentiable operations: Σ log|R_ii|, J = QR."""
-    r = ops.qr(jacobian(x, w))[1]
+    forward, r = reflection(x, w), ops.qr(jacobian(x, w))[1]
     log_det = ops.sum(ops.log(ops.abs(ops.diagonal(r, axis1=-2, axis2=-1))), axis=-1)
-    if not value:
-        return log_det
-    forward = reflection(x, w)
     return forward.y, log_det, forward.coefficient[..., 0]

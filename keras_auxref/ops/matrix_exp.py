@@ -3,14 +3,12 @@
 import math
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 from keras import ops
 
 from keras_auxref.ops import backend
-from keras_auxref.ops._checks import is_symbolic
-from keras_auxref.ops._rows import dtype_of
-from keras_auxref.ops._skew import as_orthogonal, determinant, one_norm, polish, skew_part, square_matrix
+from keras_auxref.ops.rows import dtype_of
+from keras_auxref.ops.skew import as_orthogonal, determinant, one_norm, polish, skew_part, square_matrix
 from keras_auxref.typing import Tensor
 
 _RADIUS = {"float32": 2.4, "float64": 1.18}
@@ -24,8 +22,8 @@ _STATIC_SQUARINGS = {"float32": 5, "float64": 6}
 """Where the number cannot depend on K."""
 
 
-def matrix_exp(a: Any) -> Any:
-    """The exponential of the skew part of a square matrix: every rotation is one.
+def matrix_exp(a: Tensor) -> Tensor:
+    """The exponential of the skew part of a square matrix. Every rotation can be written this way.
 
         U = exp(K) = p(K/2ˢ)^(2ˢ),      K = (A − Aᵀ)/2,      p the Taylor polynomial of degree 18.
 
@@ -47,6 +45,7 @@ def matrix_exp(a: Any) -> Any:
 
     Example:
     >>> import numpy as np
+    >>> from keras_auxref.ops import matrix_exp
     >>> quarter_turn = matrix_exp(np.array([[0.0, -np.pi], [0.0, 0.0]]))
     >>> np.allclose(quarter_turn, [[0.0, -1.0], [1.0, 0.0]])
     True
@@ -55,9 +54,8 @@ def matrix_exp(a: Any) -> Any:
     Mathematics 7(12), 2019.
     """
     a, dtype = square_matrix(a)
-    if keras.backend.backend() == "tensorflow" and not is_symbolic(a):
-        return ops.cast(backend.closed_form(_exp_forward, _exp_vjp, _exp_reference, (a,)), dtype)
-    return ops.cast(_exp_static(a), dtype)
+    u = backend.closed_or_plain(_exp_forward, _exp_vjp, _exp_reference, (a,), _exp_static, forward_mode=False)
+    return ops.cast(u, dtype)
 
 
 def _fold_constants(rows: list[list[float]]) -> tuple[np.ndarray, float]:
@@ -84,27 +82,27 @@ _COEFFICIENTS, _MIDDLE = _fold_constants(
 class Taylor(NamedTuple):
     """p(cA) = I + C + κN + MN, M = M′ + N, N = N′ + LR, with C, M′, N′, L, R combinations of the powers A, A², A³, A⁶."""
 
-    value: Any
-    powers: Any
-    coefficients: Any
-    m: Any
-    n: Any
-    left: Any
-    right: Any
+    value: Tensor
+    powers: list[Tensor]
+    coefficients: Tensor
+    m: Tensor
+    n: Tensor
+    left: Tensor
+    right: Tensor
 
 
-def _powers(a: Any) -> list[Any]:
+def _powers(a: Tensor) -> list[Tensor]:
     square = ops.matmul(a, a)
     cube = ops.matmul(a, square)
     return [a, square, cube, ops.matmul(cube, cube)]
 
 
-def _norm_bound(sixth: Any) -> Any:
+def _norm_bound(sixth: Tensor) -> Tensor:
     """‖A‖₂ ≤ ‖A⁶‖_F^(1/6) for a normal A with ‖A‖₁ ≤ 1."""
     return ops.minimum(1, ops.sum(ops.square(ops.stop_gradient(sixth))) ** (1 / 12))
 
 
-def _taylor(powers: list[Any], c: Any) -> Taylor:
+def _taylor(powers: list[Tensor], c: Tensor) -> Taylor:
     coefficients = ops.cast(_COEFFICIENTS, powers[0].dtype) * ops.stack([c, c**2, c**3, c**6])
     first, m, n, left, right = _combine(coefficients, powers)
     n = n + ops.matmul(left, right)
@@ -113,14 +111,14 @@ def _taylor(powers: list[Any], c: Any) -> Taylor:
     return Taylor(value, powers, coefficients, m, n, left, right)
 
 
-def _combine(coefficients: Any, matrices: list[Any]) -> list[Any]:
+def _combine(coefficients: Tensor, matrices: list[Tensor]) -> list[Tensor]:
     """Every row of coefficients applied to the matrices, as one thin product: a third of the memory traffic of sums."""
     d = matrices[0].shape[0]
     flat = ops.reshape(ops.stack(matrices), (len(matrices), d * d))
     return ops.unstack(ops.reshape(ops.matmul(coefficients, flat), (coefficients.shape[0], d, d)))
 
 
-def _exp_static(a: Any) -> Any:
+def _exp_static(a: Tensor) -> Tensor:
     """exp(K) with a fixed number of squarings: every backend differentiates and compiles it."""
     k = skew_part(a)
     dtype = dtype_of(k)
@@ -141,45 +139,27 @@ class _Squared(NamedTuple):
     size: Tensor
 
 
-def _exp_forward(a: Tensor, _: Any) -> tuple[Tensor, _Squared]:
-    """exp(K) with as many squarings as K needs, for TensorFlow, with or without XLA."""
-    import tensorflow as tf
-
+def _exp_forward(a: Tensor, _: object) -> tuple[Tensor, _Squared]:
+    """exp(K) with as many squarings as K needs."""
     dtype = dtype_of(a)
     radius, most = _RADIUS[dtype], _MOST_SQUARINGS[dtype]
     k = skew_part(a)
     size = one_norm(k)
     powers = _powers(k / size)
     norm = _norm_bound(powers[-1])
-    needed = tf.math.ceil(tf.math.log(tf.maximum(size * (norm / radius), 1)) / math.log(2))
-    squarings = tf.clip_by_value(tf.cast(needed, tf.int32), 0, most)
-    c = tf.minimum(size / tf.cast(tf.bitwise.left_shift(1, squarings), a.dtype), radius / norm)
+    needed = ops.ceil(ops.log(ops.maximum(size * (norm / radius), 1)) / math.log(2))
+    squarings = ops.clip(ops.cast(needed, "int32"), 0, most)
+    c = ops.minimum(size / ops.cast(ops.left_shift(ops.ones_like(squarings), squarings), a.dtype), radius / norm)
     p = _taylor(powers, c)
-    _, u = tf.while_loop(lambda i, _: i < squarings, lambda i, e: (i + 1, tf.matmul(e, e)), (0, p.value), maximum_iterations=most)
+    u = backend.squared(p.value, squarings, most)
     # One step removes an error up to √ε: enough for 8 squarings.
     return polish(polish(u, squarings >= 2), squarings > 8), _Squared(p, squarings, size)
 
 
-def _exp_vjp(g: Tensor, saved: _Squared, a: Tensor, _: Any) -> tuple[Tensor]:
-    """The gradient through the squarings: for a cotangent g of E² the one of E is g Eᵀ + Eᵀ g."""
-    import tensorflow as tf
-
+def _exp_vjp(g: Tensor, saved: _Squared, a: Tensor, _: object) -> tuple[Tensor]:
+    """The gradient through the squarings and the polynomial."""
     p, squarings, size = saved
-    most = _MOST_SQUARINGS[dtype_of(a)]
-    # Squared once more: a SavedModel cannot hold a function whose gradient needs an array from a loop of the function.
-    roots = tf.TensorArray(a.dtype, size=most, element_shape=a.shape, clear_after_read=False)
-    _, _, roots = tf.while_loop(
-        lambda i, *_: i < squarings,
-        lambda i, e, roots: (i + 1, tf.matmul(e, e), roots.write(i, e)),
-        (0, p.value, roots),
-        maximum_iterations=most,
-    )
-
-    def back(i: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        e = roots.read(i)
-        return i - 1, tf.matmul(g, e, transpose_b=True) + tf.matmul(e, g, transpose_a=True)
-
-    _, g = tf.while_loop(lambda i, _: i >= 0, back, (squarings - 1, g), maximum_iterations=most)
+    g = backend.squared_vjp(g, p.value, squarings, _MOST_SQUARINGS[dtype_of(a)])
     return (_taylor_vjp(g, p) / size,)
 
 
@@ -205,13 +185,11 @@ def _square_vjp(g: Tensor, a: Tensor) -> Tensor:
     return -skew_part(ops.matmul(a, g + ops.transpose(g)))
 
 
-def _exp_reference(g: Tensor, a: Tensor, _: Any) -> Any:
-    import tensorflow as tf
-
-    return backend.vjp(lambda a: tf.linalg.expm(skew_part(a)))(g, a)
+def _exp_reference(g: Tensor, a: Tensor, _: object) -> Any:
+    return backend.vjp(lambda a: backend.expm(skew_part(a)))(g, a)
 
 
-def matrix_exp_inverse(u: Any) -> np.ndarray:
+def matrix_exp_inverse(u: Tensor) -> np.ndarray:
     """The skew K with exp(K) = U and eigenvalues iθ, |θ| ≤ π, in NumPy and float64.
 
     With C = (U + Uᵀ)/2 and S = (U − Uᵀ)/2, which commute, K = S h(C), h(cos θ) = θ/sin θ: one symmetric eigenproblem. Near

@@ -4,10 +4,10 @@ from typing import Any
 
 from keras import ops
 
-from keras_auxref.ops._checks import as_tensor, check_vectors_and_matrix
-from keras_auxref.ops._rows import size_of
+from keras_auxref.ops.checks import as_tensor, check_vectors_and_matrix
 from keras_auxref.ops.jacobian import jacobian
 from keras_auxref.ops.reflect import reflection
+from keras_auxref.ops.rows import size_of
 
 
 def newton_inverse(y: Any, w: Any, steps: int = 10) -> Any:
@@ -23,6 +23,13 @@ def newton_inverse(y: Any, w: Any, steps: int = 10) -> Any:
 
     Returns:
         A tensor of the shape and dtype of `y`.
+
+    Example:
+    >>> import numpy as np
+    >>> from keras_auxref.ops import newton_inverse, reflect
+    >>> x, w = np.array([3.0, 4.0]), np.array([[1.0, 0.1], [-0.1, 1.2]])
+    >>> np.allclose(newton_inverse(reflect(x, w), w, steps=20), x)
+    True
     """
     y, w = as_tensor(y, "y"), as_tensor(w, "w")
     check_vectors_and_matrix(y, w, "y")

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_auxref.ops._checks import as_tensor, check_vectors_and_matrix
+from keras_auxref.ops.checks import as_tensor, check_vectors_and_matrix
 from keras_auxref.ops.proof import spectrum_in_numpy
 
 
@@ -26,6 +26,12 @@ def preimages(y: Any, w: Any, tolerance: float = 1e-8) -> np.ndarray:
 
     Returns:
         A float64 array of shape `(count, d)`, sorted by c; y = 0 has the one preimage 0.
+
+    Example:
+    >>> import numpy as np
+    >>> from keras_auxref.ops import preimages
+    >>> len(preimages(np.array([0.0, 1.0]), np.diag([1.0, 1.5]))), len(preimages(np.array([0.0, 1.0]), np.diag([1.0, 3.0])))
+    (1, 3)
     """
     y, w = as_tensor(y, "y"), as_tensor(w, "w")
     check_vectors_and_matrix(y, w, "y")

@@ -6,22 +6,25 @@ import numpy as np
 from keras import ops
 
 from keras_auxref.ops import backend
-from keras_auxref.ops._rows import dtype_of, epsilon
+from keras_auxref.ops.rows import dtype_of, epsilon
 from keras_auxref.typing import Tensor
 
 SINGULAR = 1e15  # |c| for which I − cW is numerically −cW, for a W with max|W| = 1
 _SINGULAR_NARROW = 1e6  # the same where there is no float64
+_MILD = 16  # ‖W‖‖W⁻¹‖/d up to which the rounding of W x does no harm
 
 
 class Bracket(NamedTuple):
     """Every preimage has its c in [low, high] = [2λmin(S), 2λmax(S)], S the symmetric part of W⁻¹, for a W with max|W| about 1.
 
     `certified` is True when S or −S is positive definite with condition below 2, rounding included: then the root is unique.
+    `mild` is True when W is well conditioned, too: then the inverse may be computed in the precision of the input.
     """
 
     low: Tensor
     high: Tensor
     certified: Tensor
+    mild: Tensor
 
 
 class Spectrum(NamedTuple):
@@ -89,7 +92,9 @@ def bracket_of(w: Tensor, inverse: Tensor, eigenvalues: Tensor | None = None) ->
     proof = spectrum(w, inverse, eigenvalues, ops, max(unit, 1e-7) if backend.inside_xla() else unit)
     # Rounding must not push a root out of the bracket.
     low, high = 2 * (proof.low - proof.error), 2 * (proof.high + proof.error)
-    return Bracket(ops.where(proof.regular, low, -2 * limit), ops.where(proof.regular, high, 2 * limit), proof.certified)
+    condition = ops.sqrt(ops.sum(ops.square(w)) * ops.sum(ops.square(inverse))) / w.shape[0]
+    low, high = ops.where(proof.regular, low, -2 * limit), ops.where(proof.regular, high, 2 * limit)
+    return Bracket(low, high, proof.certified, ops.logical_and(proof.certified, condition <= _MILD))
 
 
 def inverse_by_qr(a: Tensor) -> Tensor:

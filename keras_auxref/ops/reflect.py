@@ -3,13 +3,12 @@
 import math
 from typing import Any, NamedTuple
 
-import keras
 from keras import ops
 
 from keras_auxref.ops import backend
-from keras_auxref.ops._checks import HALF, as_tensor, check_vectors_and_matrix, is_symbolic
-from keras_auxref.ops._rows import dtype_of, epsilon, largest, map_rows, matmul, nonzero, size_of
+from keras_auxref.ops.checks import HALF, as_tensor, check_vectors_and_matrix, is_symbolic
 from keras_auxref.ops.householder import reflect_along
+from keras_auxref.ops.rows import dtype_of, epsilon, largest, map_rows, matmul, nonzero, size_of, working_dtype
 from keras_auxref.typing import Tensor
 
 
@@ -33,15 +32,16 @@ def reflect(x: Tensor, w: Tensor) -> Tensor:
 
     Example:
     >>> import numpy as np
+    >>> from keras_auxref.ops import reflect
     >>> swap = np.array([[0.0, 1.0], [1.0, 0.0]])
     >>> print(reflect(np.array([3.0, 4.0]), np.eye(2) - swap).numpy())
     [4. 3.]
     """
     x, w = as_tensor(x, "x"), as_tensor(w, "w")
     check_vectors_and_matrix(x, w, "x")
-    if keras.backend.backend() == "tensorflow" and not is_symbolic(x, w):
-        return map_rows(lambda rows: backend.closed_form(_forward, _backward, _reference, (rows, w), plain=_plain), x)
-    return reflection(x, w).y
+    if is_symbolic(x, w):
+        return _plain(x, w)
+    return map_rows(lambda rows: backend.closed_or_plain(_forward, _backward, _reference, (rows, w), _plain), x)
 
 
 class Reflection(NamedTuple):
@@ -68,10 +68,10 @@ class Reflection(NamedTuple):
 def null_bound(w: Tensor) -> Tensor:
     """W x counts as zero where max|W x| is at most this times max|x|: 4 ε √d max|W|, the rounding of the product."""
     dtype = dtype_of(w)
-    tolerance = 4 * epsilon("float32" if dtype in HALF else dtype) * math.sqrt(w.shape[0])
+    tolerance = 4 * epsilon(working_dtype(dtype)) * math.sqrt(w.shape[0])
     if dtype in HALF:  # such a product is accumulated in float32 and rounded once: its error does not grow with d
         tolerance = max(tolerance, epsilon(dtype))
-    return tolerance * ops.cast(largest(ops.stop_gradient(w), axis=None), "float32" if dtype in HALF else dtype)
+    return tolerance * ops.cast(largest(ops.stop_gradient(w), axis=None), working_dtype(dtype))
 
 
 def is_null(magnitude: Tensor, bound: Tensor) -> Tensor:
@@ -83,16 +83,23 @@ def is_null(magnitude: Tensor, bound: Tensor) -> Tensor:
     return ops.logical_and(magnitude >= 0, magnitude <= bound)
 
 
-def reflection(x: Tensor, w: Tensor, bound: Tensor | None = None) -> Reflection:
-    """f(x), differentiable by any backend. `bound` is null_bound(w), for those who have it."""
+def reflection(x: Tensor, w: Tensor, bound: Tensor | None = None, size: Tensor | None = None) -> Reflection:
+    """f(x), differentiable by any backend.
+
+    `bound` is null_bound(w), for those who have it; `size` is what to divide x by, for those who need a power of two there.
+    """
     dtype = dtype_of(x)
-    size = size_of(x)
-    unit = x / size
+    bound = null_bound(w) if bound is None else bound
+    if size is None:
+        size = size_of(x)
+        unit = x / size
+    else:
+        unit = x / size
+        bound = bound * largest(ops.stop_gradient(unit))
     u = matmul(unit, ops.transpose(w))
-    if dtype in HALF:
-        u, x, size = (ops.cast(t, "float32") for t in (u, x, size))
+    u, x, size = (ops.cast(t, working_dtype(dtype)) for t in (u, x, size))
     magnitude = largest(ops.stop_gradient(u))
-    null = is_null(magnitude, null_bound(w) if bound is None else bound)
+    null = is_null(magnitude, bound)
     result = reflect_along(u, x, magnitude, null)
     relative = result.coefficient / size
     return Reflection(ops.cast(result.y, dtype), size, unit, result.direction, result.scale, result.factor, relative)
@@ -104,25 +111,25 @@ def reflection_vjp(g: Tensor, forward: Reflection, w: Tensor) -> tuple[Tensor, T
     k  = factor · gᵀû        e  = k û − g
     gu = r (ĉ/size · e − k x̂)       gx = Wᵀgu − e
     """
-    dtype, wide = forward.unit.dtype, forward.direction.dtype
-    g, unit = ops.cast(g, wide), ops.cast(forward.unit, wide)
+    dtype, working = forward.unit.dtype, forward.direction.dtype
+    g, unit = ops.cast(g, working), ops.cast(forward.unit, working)
     k = ops.sum(g * forward.direction, axis=-1, keepdims=True) * forward.factor
     e = k * forward.direction - g
     gu = ops.cast(forward.coefficient * e - (forward.scale * k) * unit, dtype)
     return matmul(gu, w) - ops.cast(e, dtype), gu
 
 
-def _forward(x: Tensor, w: Tensor, _: Any) -> tuple[Tensor, Reflection]:
+def _forward(x: Tensor, w: Tensor, _: object) -> tuple[Tensor, Reflection]:
     result = reflection(x, w)
     return result.y, result
 
 
-def _backward(g: Tensor, forward: Reflection, x: Tensor, w: Tensor, _: Any) -> tuple[Tensor, Tensor]:
+def _backward(g: Tensor, forward: Reflection, x: Tensor, w: Tensor, _: object) -> tuple[Tensor, Tensor]:
     gx, gu = reflection_vjp(g, forward, w)
     return gx, matmul(ops.transpose(gu), x)
 
 
-def _reference(g: Tensor, x: Tensor, w: Tensor, _: Any) -> Any:
+def _reference(g: Tensor, x: Tensor, w: Tensor, _: object) -> Any:
     return backend.vjp(_plain)(g, x, w)
 
 

@@ -1,17 +1,16 @@
 """A⁻¹ = (I − cW)⁻¹ for a batch of scalars c, from one factorisation of W.
 
 Jacobian, log-determinant and inverse of the auxiliary reflection depend on the vector x through A = I − cW, that is through one
-scalar. `resolvent_of` gives the basis in which to ask; `at(c)` asks there, for the secular equation of the inverse.
+scalar. `Paired` asks in a basis of W, `Rows` without one.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from keras import ops
 
-from keras_auxref.ops import backend
-from keras_auxref.ops._rows import dtype_of, matmul, row_dot
-from keras_auxref.ops.factors import Factors, Route
+from keras_auxref.ops.factors import Factors
 from keras_auxref.ops.proof import inverse_by_qr
+from keras_auxref.ops.rows import dtype_of, matmul, row_dot
 from keras_auxref.typing import Tensor
 
 
@@ -42,53 +41,8 @@ def nudge(dtype: str) -> float:
     return 1e-100 if dtype == "float64" else 1e-12
 
 
-class Symmetric:
-    """W = BΛBᵀ with orthogonal B: O(d) per vector and step of the secular equation. Every block is one eigenvalue."""
-
-    columns = 1
-
-    def __init__(self, factors: Factors, dtype: str) -> None:
-        self.eigenvalue = ops.cast(ops.reshape(factors.a, (-1,)), dtype)
-        self.right = self.left = ops.cast(factors.right, dtype)
-        self.powers = ops.stack([ops.ones_like(self.eigenvalue), self.eigenvalue, self.eigenvalue**2], axis=1)
-        self.trace = self.eigenvalue
-        self.polynomial = ops.stack([ops.ones_like(self.eigenvalue), -self.eigenvalue])
-
-    def determinant(self, c: Tensor) -> Tensor:
-        """det of the block of every column, 1 − cλ, (n, m).
-
-        As a product with (1, c): TensorFlow multiplies a column with a row much faster than it broadcasts one over the other,
-        and its graph optimiser, which would merge the 1 of a sum with a later `nudge` and lose that, leaves products alone.
-        """
-        return matmul(ops.concatenate([ops.ones_like(c), c], axis=-1), self.polynomial)
-
-    def coordinates(self, y: Tensor) -> tuple[Tensor, ...]:
-        return (ops.square(matmul(y, ops.transpose(self.right))),)
-
-    def secular(self, c: Tensor, coordinates: tuple[Tensor, ...]) -> Secular:
-        inverse = 1 / (self.determinant(c) + nudge(dtype_of(c)))
-        squares = coordinates[0] * ops.square(inverse)
-        x_squared, ux, u_squared = ops.split(matmul(squares, self.powers), 3, axis=-1)
-        slope = matmul(squares * inverse, self.powers[:, 1:2])
-        return Secular(2 * ux - c * u_squared, x_squared, slope, u_squared)
-
-    def solve(self, c: Tensor, b: Tensor) -> Tensor:
-        inverse = 1 / (self.determinant(c) + nudge(dtype_of(c)))
-        return matmul(matmul(b, ops.transpose(self.right)) * inverse, self.right)
-
-    def of_u(self, w: Tensor) -> tuple[Tensor, None]:
-        """The matrix that gives the coordinates B⁻¹Wx of u = Wx from x."""
-        return matmul(self.right, ops.transpose(w)), None
-
-    def of_v(self, w: Tensor) -> tuple[Tensor, None]:
-        """The matrix that gives the coordinates BᵀWᵀx of v = Wᵀx from x."""
-        return self.of_u(w)
-
-
 class Paired:
     """W = BMB⁻¹ with real 2×2 blocks. Of a block X = I − cM: X⁻¹ = (I − cM̂)/det X, M̂ the adjugate of that block of M."""
-
-    columns = 2
 
     def __init__(self, factors: Factors, dtype: str) -> None:
         a, b = ops.cast(factors.a, dtype), ops.cast(factors.b, dtype)
@@ -101,9 +55,16 @@ class Paired:
         self.crossed = ops.concatenate([b, -b])
 
     def determinant(self, c: Tensor) -> Tensor:
-        """det of the block of every column, 1 − c tr M + c² det M, (n, 2h)."""
-        powers = ops.concatenate([ops.ones_like(c), c, c * c], axis=-1)
-        return matmul(powers, self.polynomial)
+        """det of the block of every column, 1 − c tr M + c² det M, (n, 2h).
+
+        As a product with (1, c, c²): TensorFlow multiplies a column with a row much faster than it broadcasts one over the other,
+        and its graph optimiser, which would merge the 1 of a sum with a later `nudge` and lose that, leaves products alone.
+        """
+        return matmul(_powers(c), self.polynomial)
+
+    def size(self, c: Tensor) -> Tensor:
+        """1 + |c tr M| + |c² det M|: what `determinant` would be if nothing cancelled."""
+        return matmul(ops.abs(_powers(c)), ops.abs(self.polynomial))
 
     def times(self, z: Tensor) -> Tensor:
         """Mz."""
@@ -141,6 +102,10 @@ class Paired:
         own = matmul(b, ops.transpose(self.left))
         inverse = 1 / (self.determinant(c) + nudge(dtype_of(c)))
         return matmul((own - c * self.hat(own)) * inverse, self.right)
+
+
+def _powers(c: Tensor) -> Tensor:
+    return ops.concatenate([ops.ones_like(c), c, c * c], axis=-1)
 
 
 def swap(z: Tensor) -> Tensor:
@@ -183,14 +148,3 @@ def secular_from_vectors(c: Tensor, y: Tensor, yy: Tensor, u: Tensor, derivative
     uu = row_dot(u, u)
     psi = 2 * row_dot(u, y) + c * uu
     return Secular(psi, yy + c * psi, row_dot(y + c * u, derivative), uu)
-
-
-def resolvent_of(factors: Factors, route: Route, dtype: str, *, wide: bool = False) -> Resolvent:
-    """The resolvent of a route, for rows of the given dtype or of float64."""
-    kind: Any = {"symmetric": Symmetric, "paired": Paired, "rows": Rows}[route.basis]
-    return kind(factors, dtype_for(route, dtype, wide=wide))
-
-
-def dtype_for(route: Route, dtype: str, *, wide: bool = False) -> str:
-    """The dtype in which rows of `dtype` are computed with: float64 where the route or the caller asks for it."""
-    return backend.wide_dtype() if route.wide or wide else dtype

@@ -4,18 +4,20 @@ from typing import NamedTuple
 
 from keras import ops
 
-from keras_auxref.ops._rows import dtype_of, epsilon, row_dot
 from keras_auxref.ops.proof import Bracket
 from keras_auxref.ops.resolvent import Resolvent
+from keras_auxref.ops.rows import dtype_of, epsilon, row_dot
 from keras_auxref.typing import Tensor
 
 
 class Root(NamedTuple):
-    """c for every row, with the number of evaluations that it took and whether it has converged."""
+    """c for every row, with the number of evaluations that it took, whether it has converged, and the bracket that is left."""
 
     c: Tensor
     steps: Tensor
     done: Tensor
+    low: Tensor
+    high: Tensor
 
 
 class _State(NamedTuple):
@@ -89,7 +91,7 @@ def solve_secular(
         newton = c - ops.where(straddles, newton * c / (c - newton), newton)
         inside = _all(newton > low, newton < high, now <= ops.maximum(residual, older) / 2)
         # A root close to an end of the bracket throws the step just over it: look at that end before bisecting.
-        middle = ops.where(finite, (low + high) / 2, low + 0.381966 * (high - low))
+        middle = ops.where(finite, _middle(low, high), low + 0.381966 * (high - low))
         end = ops.where(ops.logical_and(newton >= high, ~high_seen), high, middle)
         end = ops.where(ops.logical_and(newton <= low, ~low_seen), low, end)
         if nearest:
@@ -124,12 +126,21 @@ def solve_secular(
 
     lost = ops.logical_or(null, ~ops.isfinite(at_zero))
     seen = ops.logical_and(one > 0, ~ops.logical_or(bracket.certified, explores))
-    state = _State(c, low, high, seen, seen, infinite, infinite, ops.abs(start) / 16, lost, ops.zeros_like(lost, dtype="int32"))
+    reach = ops.maximum(ops.abs(start), one / y.shape[-1]) / 16  # W is of about 1, and a start at 0 has to move, too
+    state = _State(c, low, high, seen, seen, infinite, infinite, reach, lost, ops.zeros_like(lost, dtype="int32"))
     few = ops.cast(leave * ops.cast(ops.shape(c)[0], "float32"), "int32")
     (state,) = ops.while_loop(
         lambda state: ops.sum(ops.cast(~state.done, "int32")) > few, step, (state,), maximum_iterations=max_steps
     )
-    return Root(ops.where(lost, 0 * one, state.c), state.steps, state.done)
+    return Root(ops.where(lost, 0 * one, state.c), state.steps, state.done, state.low, state.high)
+
+
+def _middle(low: Tensor, high: Tensor) -> Tensor:
+    """Half way from one end to the other, in orders of magnitude where they are many orders apart on one side of zero."""
+    near, far = ops.minimum(ops.abs(low), ops.abs(high)), ops.maximum(ops.abs(low), ops.abs(high))
+    geometric = ops.where(near > 0, ops.sqrt(near) * ops.sqrt(far), far / 256)
+    apart = ops.logical_and(low * high >= 0, far > 16 * near)
+    return ops.where(apart, ops.where(high > 0, geometric, -geometric), (low + high) / 2)
 
 
 def _all(*conditions: Tensor) -> Tensor:

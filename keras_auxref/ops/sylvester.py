@@ -5,9 +5,9 @@ from typing import NamedTuple
 from keras import ops
 
 from keras_auxref.ops import backend
-from keras_auxref.ops._amortised import prepare
-from keras_auxref.ops._checks import HALF, as_tensor
-from keras_auxref.ops._rows import dtype_of, epsilon
+from keras_auxref.ops.amortised import prepare
+from keras_auxref.ops.checks import HALF, as_tensor
+from keras_auxref.ops.rows import dtype_of, epsilon
 from keras_auxref.typing import Tensor
 
 _SHAPES: dict[str, tuple[str, ...]] = {"b": ("M",), "r": ("M", "M"), "r_tilde": ("M", "M"), "q": ("d", "M")}
@@ -15,7 +15,7 @@ _MOST_STEPS = {"float32": 48, "float64": 96}
 """Newton steps of the inverse. Five or so are the rule; where 1 + s is tiny a step takes only a third off a root near 0."""
 
 
-def sylvester(z: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor, q: Tensor = None) -> Tensor:
+def sylvester(z: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor, q: Tensor | None = None) -> Tensor:
     """One step of a Sylvester flow on every vector on the last axis of z.
 
         z′ = z + Q R tanh(R̃ Qᵀz + b)
@@ -36,6 +36,7 @@ def sylvester(z: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor, q: Tensor = None
 
     Example:
     >>> import numpy as np
+    >>> from keras_auxref.ops import sylvester
     >>> r = np.array([[0.5, 1.0], [0.0, 0.0]])
     >>> print(sylvester(np.zeros(2), r, np.eye(2), np.array([0.0, 9.0])).numpy().round(3))
     [1. 0.]
@@ -45,7 +46,7 @@ def sylvester(z: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor, q: Tensor = None
     return sylvester_and_log_det(z, r, r_tilde, b, q)[0]
 
 
-def sylvester_and_log_det(z: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor, q: Tensor = None) -> tuple[Tensor, Tensor]:
+def sylvester_and_log_det(z: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor, q: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`sylvester` and log|det ∂z′/∂z|.
 
         det(I_d + Q R D R̃ Qᵀ) = det(I_M + D R̃ QᵀQ R) = Π (1 + D_ii R̃_ii R_ii ‖q_i‖²),      D = diag(tanh′(R̃ Qᵀz + b))
@@ -61,6 +62,13 @@ def sylvester_and_log_det(z: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor, q: T
 
     Returns:
         Two tensors of the dtype of `z`, of shapes `(..., d)` and `(...,)`.
+
+    Example:
+    >>> import numpy as np
+    >>> from keras_auxref.ops import sylvester_and_log_det
+    >>> z, log_det = sylvester_and_log_det(np.zeros(2), np.eye(2), np.eye(2), np.zeros(2))
+    >>> np.allclose(log_det, 2 * np.log(2))
+    True
     """
     z, p, dtype = _prepare(z, r, r_tilde, b, q)
     h = backend.tanh(_times(p.r_tilde, _coordinates(p.q, z)) + p.b)
@@ -68,7 +76,7 @@ def sylvester_and_log_det(z: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor, q: T
     return ops.cast(_moved(p.q, z, _times(p.r, h)), dtype), ops.cast(log_det, dtype)
 
 
-def sylvester_inverse(z: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor, q: Tensor = None) -> Tensor:
+def sylvester_inverse(z: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor, q: Tensor | None = None) -> Tensor:
     """The vector that `sylvester` takes to z.
 
     The argument u = R̃ Qᵀz + b of tanh before the step and u′, the same after it, are connected by M equations
@@ -79,8 +87,8 @@ def sylvester_inverse(z: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor, q: Tenso
     increasing. For k ≥ 0 the root is ≥ 0, where F is convex for s < 0 and concave for s > 0: Newton's method is monotone from
     k − s on the far side for the one, and from max(0, k − s) on the near side for the other. Then z = z′ − Q R tanh(u).
 
-    The root is a constant to the gradient, and two more Newton steps from it are differentiated: that is the implicit function
-    theorem, also for second derivatives.
+    For the gradient the root is held constant, and two more Newton steps from it are differentiated: this is the implicit
+    function theorem, also for second derivatives.
 
     Args:
         z: Tensor of shape `(..., d)`.
@@ -91,6 +99,13 @@ def sylvester_inverse(z: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor, q: Tenso
 
     Returns:
         A tensor of shape `(..., d)` and of the dtype of `z`.
+
+    Example:
+    >>> import numpy as np
+    >>> from keras_auxref.ops import sylvester, sylvester_inverse
+    >>> z, r, b = np.array([3.0, 4.0]), np.array([[0.5, 1.0], [0.0, 0.5]]), np.array([0.0, 1.0])
+    >>> np.allclose(sylvester_inverse(sylvester(z, r, np.eye(2), b), r, np.eye(2), b), z)
+    True
     """
     z, p, dtype = _prepare(z, r, r_tilde, b, q)
     target = _times(p.r_tilde, _coordinates(p.q, z)) + p.b
@@ -107,13 +122,13 @@ def sylvester_inverse(z: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor, q: Tenso
 
 
 def orthonormal_columns(a: Tensor, steps: int = 30) -> Tensor:
-    """The matrix with orthonormal columns next to A, by the iteration of Björck & Bowie.
+    """The matrix with orthonormal columns closest to A, by the iteration of Björck & Bowie.
 
         Q₀ = A / ‖A‖_F,      Q ← Q + ½ Q (I − QᵀQ)
 
     A singular value σ of Q₀ grows by 3/2 in a step while it is small, and then converges quadratically to 1: after `steps` all
-    above about (2/3)^(steps − 5) are there. Where one is not, because the columns of A are linearly dependent, or nearly, the
-    result is a matrix of zeros, and never one whose columns are not orthonormal.
+    above about (2/3)^(steps − 5) have converged. If one has not, because the columns of A are linearly dependent, or nearly, the
+    result is a matrix of zeros, never one whose columns are not orthonormal.
 
     Args:
         a: Tensor of shape `(..., d, M)`, M ≤ d.
@@ -124,6 +139,7 @@ def orthonormal_columns(a: Tensor, steps: int = 30) -> Tensor:
 
     Example:
     >>> import numpy as np
+    >>> from keras_auxref.ops import orthonormal_columns
     >>> print(orthonormal_columns(np.array([[3.0, 0.0], [0.0, 0.1]])).numpy().round(6))
     [[1. 0.]
      [0. 1.]]
@@ -149,10 +165,10 @@ class _Parameters(NamedTuple):
     r: Tensor
     r_tilde: Tensor
     b: Tensor
-    q: Tensor
+    q: Tensor | None
 
 
-def _prepare(z: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor, q: Tensor) -> tuple[Tensor, _Parameters, str]:
+def _prepare(z: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor, q: Tensor | None) -> tuple[Tensor, _Parameters, str]:
     """Checked tensors, in float32 at least, R and R̃ without what is below the diagonal."""
     shapes = _SHAPES if q is not None else {name: ("d",) * len(shape) for name, shape in _SHAPES.items()}
     z, given, dtype = prepare(z, shapes, b=b, r=r, r_tilde=r_tilde, q=q)
@@ -169,17 +185,17 @@ def _transpose(matrix: Tensor) -> Tensor:
     return ops.swapaxes(matrix, -1, -2)
 
 
-def _coordinates(q: Tensor, z: Tensor) -> Tensor:
+def _coordinates(q: Tensor | None, z: Tensor) -> Tensor:
     """Qᵀz; None stands for the identity."""
     return z if q is None else _times(_transpose(q), z)
 
 
-def _moved(q: Tensor, z: Tensor, step: Tensor) -> Tensor:
+def _moved(q: Tensor | None, z: Tensor, step: Tensor) -> Tensor:
     """z + Q step."""
     return z + (step if q is None else _times(q, step))
 
 
-def _lengths(p: _Parameters) -> Tensor:
+def _lengths(p: _Parameters) -> Tensor | None:
     """‖q_i‖² of every column, 1 or 0; None for the identity."""
     return None if p.q is None else ops.sum(ops.square(p.q), axis=-2)
 

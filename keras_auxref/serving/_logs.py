@@ -1,4 +1,4 @@
-"""Notices of TensorFlow and of converters that tell a user nothing."""
+"""Silences notices of TensorFlow and of converters that do not concern a user."""
 
 import contextlib
 import logging
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quiet(*names: str) -> Iterator[None]:
-    """While this lasts, the loggers of these names say nothing."""
+    """While this lasts, the loggers of these names are silent."""
     loggers = [logging.getLogger(name) for name in names]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:

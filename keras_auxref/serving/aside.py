@@ -36,7 +36,7 @@ def writing_aside(parent: Path) -> Iterator[Path]:
 
 
 def put(source: Path, target: Path) -> None:
-    """Moves a folder to `target`, in the place of what is there.
+    """Moves a folder to `target`, in place of what is there.
 
     On Linux the two change places in one step, so that there always is a `target`; what was there is `source` then. On other
     systems, and file systems that cannot do it, there is no `target` for a moment.

@@ -11,22 +11,23 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_auxref.layers._frozen import frozen
-from keras_auxref.ops._checks import HALF, require_tensorflow
+from keras_auxref.layers.frozen import frozen
+from keras_auxref.ops.checks import HALF, require_tensorflow
 from keras_auxref.serving._logs import quiet
 from keras_auxref.serving.aside import writing_aside
 from keras_auxref.serving.signatures import Signature, signatures_of
+from keras_auxref.typing import PathLike, Tensor
 
 _MISSING_OPERATION = re.compile(r"'tf\.(\w+)' op|No Op registered for (\w+)")
 
 
 def export_onnx(
     model: keras.Model,
-    path: Any,
+    path: PathLike,
     *,
     overwrite: bool = False,
     outputs: str = "auto",
-    input_signature: Any = None,
+    input_signature: object = None,
     signature: str = "serving_default",
 ) -> Path:
     """Writes a model as an ONNX file, for ONNX Runtime and what else reads that format.
@@ -52,14 +53,20 @@ def export_onnx(
         The path of the file.
 
     Example:
-    ```python
-    path = export_onnx(model, "model.onnx")  # pip install tf2onnx onnx
-    session = onnxruntime.InferenceSession(path)
-    probabilities, = session.run(["probabilities"], {"inputs": x})
-    ```
+    >>> import os, tempfile
+    >>> import keras
+    >>> import numpy as np
+    >>> import onnxruntime  # pip install onnxruntime tf2onnx onnx
+    >>> from keras_auxref import AuxReflection
+    >>> from keras_auxref.serving import export_onnx
+    >>> model = keras.Sequential([keras.Input((4,)), AuxReflection(), keras.layers.Dense(3, activation="softmax")])
+    >>> path = export_onnx(model, os.path.join(tempfile.mkdtemp(), "model.onnx"))
+    >>> session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    >>> session.run(["probabilities"], {"inputs": np.ones((2, 4), "float32")})[0].shape
+    (2, 3)
     """
 
-    def convert(served: keras.Model, inputs: list[Any], file: str) -> None:
+    def convert(served: keras.Model, inputs: list[tf.TensorSpec], file: str) -> None:
         import onnx
 
         served.export(file, format="onnx", input_signature=inputs, verbose=False)
@@ -73,11 +80,11 @@ def export_onnx(
 
 def export_litert(
     model: keras.Model,
-    path: Any,
+    path: PathLike,
     *,
     overwrite: bool = False,
     outputs: str = "auto",
-    input_signature: Any = None,
+    input_signature: object = None,
     signature: str = "serving_default",
     batch_size: int | None = None,
 ) -> Path:
@@ -96,14 +103,20 @@ def export_litert(
         The path of the file.
 
     Example:
-    ```python
-    path = export_litert(model, "model.tflite")
-    run = ai_edge_litert.interpreter.Interpreter(str(path)).get_signature_runner()  # pip install ai-edge-litert
-    probabilities = run(inputs=x)["probabilities"]
-    ```
+    >>> import os, tempfile
+    >>> import keras
+    >>> import numpy as np
+    >>> from ai_edge_litert.interpreter import Interpreter  # pip install ai-edge-litert
+    >>> from keras_auxref import AuxReflection
+    >>> from keras_auxref.serving import export_litert
+    >>> model = keras.Sequential([keras.Input((4,)), AuxReflection(), keras.layers.Dense(3, activation="softmax")])
+    >>> path = export_litert(model, os.path.join(tempfile.mkdtemp(), "model.tflite"))
+    >>> run = Interpreter(str(path)).get_signature_runner()
+    >>> run(inputs=np.ones((2, 4), "float32"))["probabilities"].shape
+    (2, 3)
     """
 
-    def convert(served: keras.Model, inputs: list[Any], file: str) -> None:
+    def convert(served: keras.Model, inputs: list[tf.TensorSpec], file: str) -> None:
         # Without TensorFlow's own operations, which the runtime of LiteRT does not have.
         target = {"supported_ops": [tf.lite.OpsSet.TFLITE_BUILTINS]}
         served.export(file, format="litert", input_signature=inputs, verbose=False, target_spec=target)
@@ -120,19 +133,19 @@ class _Served(keras.Model):
         super().__init__(autocast=False, name="served")
         self.model, self.function, self.built = model, signature.function, True
 
-    def call(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def call(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         return self.function(**inputs)
 
 
 def _export(
     model: keras.Model,
-    path: Any,
+    path: PathLike,
     name: str,
     suffix: str,
-    convert: Callable[[keras.Model, list[Any], str], None],
+    convert: Callable[[keras.Model, list[tf.TensorSpec], str], None],
     overwrite: bool,
     outputs: str,
-    input_signature: Any,
+    input_signature: object,
     signature_name: str,
     batch_size: int | None,
 ) -> Path:

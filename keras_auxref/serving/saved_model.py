@@ -1,5 +1,6 @@
 """Keras models as SavedModels that plain TensorFlow loads."""
 
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -7,21 +8,22 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_auxref.layers._frozen import frozen
-from keras_auxref.ops._checks import require_tensorflow
+from keras_auxref.layers.frozen import frozen
+from keras_auxref.ops.checks import require_tensorflow
 from keras_auxref.serving._logs import quiet
 from keras_auxref.serving.signatures import Signature, signatures_of
 from keras_auxref.serving.versions import write_version
+from keras_auxref.typing import PathLike
 
 
 def export_saved_model(
     model: keras.Model,
-    path: Any,
+    path: PathLike,
     *,
     version: int | None = None,
     overwrite: bool = False,
     outputs: str = "auto",
-    input_signature: Any = None,
+    input_signature: object = None,
 ) -> Path:
     """Writes a model as a versioned TensorFlow SavedModel, for TensorFlow Serving or any process that has TensorFlow.
 
@@ -61,6 +63,7 @@ def export_saved_model(
     >>> import keras, tempfile
     >>> import tensorflow as tf
     >>> from keras_auxref import AuxReflection
+    >>> from keras_auxref.serving import export_saved_model
     >>> model = keras.Sequential([keras.Input((4,)), AuxReflection(), keras.layers.Dense(3, activation="softmax")])
     >>> folder = export_saved_model(model, tempfile.mkdtemp())
     >>> served = tf.saved_model.load(str(folder)).signatures["serving_default"]
@@ -71,9 +74,14 @@ def export_saved_model(
     if not isinstance(model, keras.Model):
         raise ValueError(f"`model` must be a Keras model. Expected a `keras.Model`. Received: {type(model).__name__}")
     _refuse_state(model)
+    if not getattr(model, "initialized", True):
+        warnings.warn(
+            f"{model.name!r} has seen no data, and is exported as it is. Expected `fit`, `initialize` or loaded weights before.",
+            stacklevel=2,
+        )
     kept: list[tf.Variable] = []
 
-    def keep(tensor: Any) -> Any:
+    def keep(tensor: tf.Tensor) -> tf.Tensor | tf.Variable:
         # One value for all signatures. Single numbers stay in the graph, where branches that they rule out can be left out.
         if not tensor.shape.num_elements() or tensor.shape.num_elements() == 1:
             return tensor
@@ -97,7 +105,7 @@ def export_saved_model(
     return write_version(Path(path), write, version, overwrite)
 
 
-def _trace(signatures: dict[str, Signature]) -> dict[str, Any]:
+def _trace(signatures: dict[str, Signature]) -> dict[str, tf.types.experimental.ConcreteFunction]:
     """One concrete function per signature; signatures that are the same share theirs."""
     traced: dict[int, Any] = {}
     for signature in signatures.values():
@@ -107,7 +115,7 @@ def _trace(signatures: dict[str, Signature]) -> dict[str, Any]:
     return {name: traced[id(signature.function)] for name, signature in signatures.items()}
 
 
-def _tables(model: keras.Model, functions: Iterable[Any]) -> list[Any]:
+def _tables(model: keras.Model, functions: Iterable[tf.types.experimental.ConcreteFunction]) -> list[tf.Module]:
     """The tables of lookup layers that the functions read, which are no variables."""
     captured = {id(tensor) for function in functions for tensor, _ in function.graph.captures}
     parts = tf.train.TrackableView(model).descendants()

@@ -1,9 +1,10 @@
 """What is in an exported model: its signatures and, for a flow, a picture of samples."""
 
 import argparse
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -32,10 +33,10 @@ def find_version(path: Path) -> Path:
     return path / str(found[-1])
 
 
-def describe(loaded: Any) -> list[SignatureTable]:
+def describe(loaded: tf.Module) -> list[SignatureTable]:
     """The signatures of a loaded SavedModel, in order of their names, `serving_default` first."""
 
-    def words(specs: dict[str, Any]) -> list[str]:
+    def words(specs: dict[str, tf.TensorSpec]) -> list[str]:
         return [f"{name}: {_shape(spec.shape)} {spec.dtype.name}" for name, spec in sorted(specs.items())]
 
     names = sorted(loaded.signatures, key=lambda name: (name != "serving_default", name))
@@ -49,7 +50,7 @@ def describe(loaded: Any) -> list[SignatureTable]:
     ]
 
 
-def _shape(shape: Any) -> str:
+def _shape(shape: tf.TensorShape) -> str:
     if not len(shape):
         return "number,"
     return "(" + ", ".join("batch" if i == 0 and n is None else str(n or "any") for i, n in enumerate(shape)) + ")"
@@ -60,7 +61,7 @@ def folder_size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def draw_samples(loaded: Any, path: Path, n: int = 16, seed: int = 0, temperature: float = 0.7) -> None:
+def draw_samples(loaded: tf.Module, path: Path, n: int = 16, seed: int = 0, temperature: float = 0.7) -> None:
     """Writes a PNG with n samples of a flow, in rows, from its signature `sample`."""
     sample = loaded.signatures["sample"]
     inputs = sample.structured_input_signature[1]
@@ -100,7 +101,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "A SavedModel is a program, and to load one is to run it: show only models whose origin you trust.",
     )
     parser.add_argument("path", type=Path, help="folder of versions, or of one version")
-    parser.add_argument("--output", type=Path, metavar="PNG", help="picture of samples (default: NAME-samples.png)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="PNG",
+        help="picture of samples (default: NAME-samples.png in the folder for temporary files)",
+    )
     parser.add_argument("--samples", type=int, default=16, metavar="N", help="how many; 0 for no picture (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same samples (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.7, help="below 1: more typical (default: %(default)s)")
@@ -129,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for line in lines:
                 print(f"    {arrow} {line}")
     if args.samples and _can_sample(loaded):
-        output = args.output or Path(f"{name}-samples.png")
+        output = args.output or Path(tempfile.gettempdir()) / f"{name}-samples.png"
         try:
             draw_samples(loaded, output, args.samples, args.seed, args.temperature)
         except OSError as error:
@@ -137,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"\n{args.samples} samples at temperature {args.temperature:g}, seed {args.seed}: {output}")
 
 
-def _can_sample(loaded: Any) -> bool:
+def _can_sample(loaded: tf.Module) -> bool:
     """Whether there is a signature `sample` like that of a flow: others may mean anything by the name."""
     if "sample" not in loaded.signatures:
         return False

@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
 
+from keras_auxref.typing import Tensor
+
+Nest: TypeAlias = dict[str, Tensor] | list[Tensor] | tuple[Tensor, ...]
 OUTPUTS = ("auto", "logits", "probabilities", "raw")
 _AUTOMATIC_NAME = re.compile(r"(input_layer|keras_tensor|input|inputs)(_?\d+)?(_connection)?$")
 
@@ -14,11 +17,11 @@ _AUTOMATIC_NAME = re.compile(r"(input_layer|keras_tensor|input|inputs)(_?\d+)?(_
 class Signature(NamedTuple):
     """A function from named tensors to a dictionary of tensors, and what it takes."""
 
-    function: Callable[..., dict[str, Any]]
+    function: Callable[..., dict[str, Tensor]]
     inputs: dict[str, tf.TensorSpec]
 
 
-def signatures_of(model: keras.Model, outputs: str = "auto", input_signature: Any = None) -> dict[str, Signature]:
+def signatures_of(model: keras.Model, outputs: str = "auto", input_signature: object = None) -> dict[str, Signature]:
     """The signatures of a classifier or of any other Keras model, by name, or those that a model brings, as a flow does.
 
     A model brings its own by a method `export_signatures`: see `Glow.export_signatures`. See `export_saved_model` for the rest.
@@ -30,14 +33,14 @@ def signatures_of(model: keras.Model, outputs: str = "auto", input_signature: An
     structure, specs = _inputs(model, input_signature)
     kind = _kind_of_outputs(model) if outputs == "auto" else outputs
 
-    def serve(**tensors: Any) -> dict[str, Any]:
+    def serve(**tensors: object) -> dict[str, Tensor]:
         arguments = keras.tree.pack_sequence_as(structure, [tensors[name] for name in specs])
         return _named(model, model(arguments, training=False), kind)
 
     return {"serving_default": Signature(serve, specs)}
 
 
-def _offered(model: Any) -> dict[str, Signature]:
+def _offered(model: keras.Model) -> dict[str, Signature]:
     """The signatures that a model has itself, with shapes and dtypes as specifications."""
     return {
         name: Signature(function, {key: tf.TensorSpec(shape, dtype, name=key) for key, (shape, dtype) in inputs.items()})
@@ -45,7 +48,7 @@ def _offered(model: Any) -> dict[str, Signature]:
     }
 
 
-def _inputs(model: keras.Model, given: Any) -> tuple[Any, dict[str, tf.TensorSpec]]:
+def _inputs(model: keras.Model, given: object) -> tuple[object, dict[str, tf.TensorSpec]]:
     """The nest of inputs that the model is called with, and the name and specification of each, in the order of the nest."""
     symbolic = getattr(model, "inputs", None)
     if given is not None:
@@ -60,7 +63,7 @@ def _inputs(model: keras.Model, given: Any) -> tuple[Any, dict[str, tf.TensorSpe
     return structure, {name: _batched(leaf, name) for name, leaf in zip(names, leaves, strict=True)}
 
 
-def _shape_of_call(model: keras.Model) -> Any:
+def _shape_of_call(model: keras.Model) -> keras.KerasTensor:
     """The input of a subclassed model that has been called, as Keras remembers it for `load_model`."""
     shapes = (getattr(model, "_build_shapes_dict", None) or {}) if model.built else {}
     shape = next(iter(shapes.values()), None)
@@ -73,7 +76,7 @@ def _shape_of_call(model: keras.Model) -> Any:
     return keras.KerasTensor(tuple(shape), dtype=model.input_dtype)
 
 
-def _names(given: list[Any], structure: Any) -> list[str]:
+def _names(given: list[str | None], structure: object) -> list[str]:
     """A name for every input: its key, its own name or, where Keras made that up, `inputs`, `inputs_1`, …"""
     if isinstance(structure, dict):
         names = [str(key) for key in sorted(structure)]
@@ -95,7 +98,7 @@ def _identifier(name: str) -> str:
     return re.sub(r"\W", "_", name, flags=re.ASCII)
 
 
-def _batched(leaf: Any, name: str) -> tf.TensorSpec:
+def _batched(leaf: Tensor, name: str) -> tf.TensorSpec:
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype") or len(leaf.shape) < 1:
         raise ValueError(
             "`input_signature` must be a nest of tensors with a batch axis. Expected tf.TensorSpec or examples. "
@@ -105,7 +108,7 @@ def _batched(leaf: Any, name: str) -> tf.TensorSpec:
 
 
 def _kind_of_outputs(model: keras.Model) -> str:
-    """What the compiled loss says of the outputs of a classifier; without one, whether they end in a softmax; otherwise raw."""
+    """The kind of outputs that the compiled loss implies; without one, probabilities after a softmax; otherwise raw."""
     loss = getattr(model, "loss", None)
     if isinstance(loss, list | tuple) and len(loss) == 1:
         loss = loss[0]
@@ -120,23 +123,24 @@ def _kind_of_outputs(model: keras.Model) -> str:
     return "raw"
 
 
-def _named(model: keras.Model, y: Any, kind: str) -> dict[str, Any]:
-    if kind == "raw" or isinstance(y, dict | list | tuple):
-        if kind in ("logits", "probabilities"):
-            raise ValueError(
-                f"A classifier has one output. Expected a tensor for outputs={kind!r}. Received: {type(y).__name__} of "
-                f"{len(y)}. Pass outputs='raw'."
-            )
+def _named(model: keras.Model, y: Tensor | Nest, kind: str) -> dict[str, Tensor]:
+    if kind == "raw":
         return _raw(model, y)
+    if isinstance(y, dict | list | tuple):
+        raise ValueError(
+            f"A classifier has one output. Expected a tensor for outputs={kind!r}. Received: {type(y).__name__} of "
+            f"{len(y)}. Pass outputs='raw'."
+        )
     binary = y.shape[-1] == 1
+    probabilities = y
     if kind == "logits":
-        y = keras.ops.sigmoid(y) if binary else keras.ops.softmax(y, axis=-1)
+        probabilities = keras.ops.sigmoid(y) if binary else keras.ops.softmax(y, axis=-1)
     # Not `keras.ops.argmax`, which takes an operation that the converters to ONNX and LiteRT do not know.
-    chosen = keras.ops.cast(y[..., 0] > 0.5, "int64") if binary else tf.argmax(y, axis=-1)
-    return {"probabilities": y, "class": chosen}
+    chosen = keras.ops.cast(probabilities[..., 0] > 0.5, "int64") if binary else tf.argmax(probabilities, axis=-1)
+    return {"probabilities": probabilities, "class": chosen}
 
 
-def _raw(model: keras.Model, y: Any) -> dict[str, Any]:
+def _raw(model: keras.Model, y: Tensor | Nest) -> dict[str, Tensor]:
     if isinstance(y, dict):
         return {_identifier(str(key)): value for key, value in y.items()}
     if not isinstance(y, list | tuple):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_auxref import bijectors, layers
+from keras_auxref import bijectors, flows
 
 
 def test_is_the_formula(rng, dtype):
@@ -15,7 +15,7 @@ def test_is_the_formula(rng, dtype):
 
 def test_starts_from_data_as_the_layer_does(rng, dtype):
     x = (rng.normal(size=(50, 3)) * [1e-3, 1, 1e4] + [5, -1, 0]).astype(dtype)
-    layer = layers.ActNorm(dtype=dtype)
+    layer = flows.ActNorm(dtype=dtype)
     layer.initialize(x)
     bijector = bijectors.ActNorm.from_data(x, name="norm")
     assert len(bijector.trainable_variables) == 2

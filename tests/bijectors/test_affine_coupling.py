@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_auxref import bijectors, layers
+from keras_auxref import bijectors, flows
 
 
 class Counting(keras.layers.Dense):
@@ -18,7 +18,7 @@ class Counting(keras.layers.Dense):
 
 def test_is_the_layer(rng):
     x = rng.normal(size=(3, 4, 4, 3)).astype("float32")
-    layer = layers.AffineCoupling(hidden=8, bound=0.7)
+    layer = flows.AffineCoupling(hidden=8, bound=0.7)
     layer(x)
     for weight in layer.weights:
         weight.assign_add(rng.normal(size=weight.shape))

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from keras_auxref import bijectors
-from keras_auxref.bijectors._base import on_events, reference, require_one_dtype
+from keras_auxref.bijectors._base import map_events, reference, require_one_dtype
 
 tfb, tfd = tfp.bijectors, tfp.distributions
 NORMAL = tfd.MultivariateNormalDiag(tf.constant([0.5, -1.0, 0.0, 2.0], tf.float64))
@@ -174,11 +174,11 @@ def test_parameters_that_make_no_sense():
 
 def test_events_of_too_few_axes_or_of_unknown_rank():
     with pytest.raises(ValueError, match=r"Expected an input of rank ≥ 3. Received: shape \(2, 3\)"):
-        on_events(tf.identity, tf.zeros((2, 3)), 3)
+        map_events(tf.identity, tf.zeros((2, 3)), 3)
 
     @tf.function(input_signature=[tf.TensorSpec(None)])
     def function(x):
-        return on_events(tf.identity, x, 1)
+        return map_events(tf.identity, x, 1)
 
     with pytest.raises(ValueError, match="known rank"):
         function(tf.zeros((2, 3)))
@@ -187,7 +187,7 @@ def test_events_of_too_few_axes_or_of_unknown_rank():
 def test_events_keep_what_is_known_of_their_shape():
     @tf.function(input_signature=[tf.TensorSpec([None, 3, None, 4])])
     def function(x):
-        y = on_events(lambda t: tf.concat([t, t], axis=-1), x, 1)
+        y = map_events(lambda t: tf.concat([t, t], axis=-1), x, 1)
         assert y.shape.as_list() == [None, 3, None, 8]
         return y
 

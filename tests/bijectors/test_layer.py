@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from keras_auxref import AuxReflection, bijectors, layers, ops
+from keras_auxref import AuxReflection, bijectors, flows, layers
 from keras_auxref.invertible import Invertible
 
 tfb, tfd = tfp.bijectors, tfp.distributions
@@ -111,15 +111,14 @@ def test_sampling_and_log_prob_agree(rng):
 
 def test_validate_args_raises_where_no_preimage_was_found(rng, monkeypatch):
     layer = _layer()
-    monkeypatch.setattr(layer, "inverse", lambda y: ops.inverse(y, layer.kernel, max_steps=0))
+    monkeypatch.setattr(layer, "inverse", lambda y: tf.where(y[:, :1] > 0, y, np.nan))  # as where the search fails
     y = tf.constant(rng.normal(size=(20, 4)), tf.float32)
-    layer.weights[0].assign(rng.normal(size=(4, 4)))
     assert np.isnan(layer.bijector().inverse(y)).any()
     with pytest.raises(tf.errors.InvalidArgumentError, match="did not find a preimage"):
         layer.bijector(validate_args=True).inverse(tf.identity(y))
 
 
-@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("graph", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_validate_args_raises_where_uniqueness_is_not_proven(rng, graph):
     layer = _layer("free")
     assert not layer.certificate().invertible
@@ -147,7 +146,7 @@ class Flow(Invertible, keras.layers.Layer):
 
     def build(self, input_shape):
         self.event = tuple(input_shape[1:])
-        self.mixing, self.coupling = layers.AuxReflection("spectral"), layers.AffineCoupling(hidden=4)
+        self.mixing, self.coupling = layers.AuxReflection("spectral"), flows.AffineCoupling(hidden=4)
         self.mixing.build(input_shape)
         self.coupling.build(input_shape)
         self.passes = 0
@@ -203,7 +202,7 @@ def test_a_flow_that_changes_the_rank_of_an_event(rng):
 def test_validate_args_looks_at_the_parts_of_a_flow(rng, monkeypatch):
     flow = _flow(rng)
     y = tf.constant(rng.normal(size=(2, 24)), tf.float32)
-    np.testing.assert_allclose(flow.bijector(validate_args=True).inverse(y), flow.bijector().inverse(y))
+    np.testing.assert_allclose(flow.bijector(validate_args=True).inverse(y), flow.bijector().inverse(y), rtol=1e-5, atol=1e-5)
     free = _layer("free", d=3)
     monkeypatch.setattr(flow, "inverse_parts", lambda: [free, flow.coupling])
     with pytest.raises(tf.errors.InvalidArgumentError, match="is not certified"):
@@ -243,7 +242,7 @@ def test_event_shapes_inside_a_graph():
 
 
 def _squeeze():
-    layer = layers.Squeeze()
+    layer = flows.Squeeze()
     layer.build((None, 2, 2, 1))
     return layer
 

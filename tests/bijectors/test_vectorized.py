@@ -8,13 +8,13 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from keras_auxref import bijectors, ops
-from tests.bijectors.cases import CASES, traced
+from tests.bijectors.cases import TRACED
 from tests.support import certified
 
 tfd = tfp.distributions
 
 
-@pytest.mark.parametrize("case", [traced(case) for case in CASES])
+@pytest.mark.parametrize("case", TRACED, ids=lambda case: case.name)
 def test_every_method_vectorises_without_a_word(rng, case, caplog):
     bijector = case.make(rng, "float64")
     x = tf.constant(rng.normal(size=(4, *case.event)))

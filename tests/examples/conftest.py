@@ -1,14 +1,30 @@
-"""The examples are scripts. pytest's `pythonpath` has their folder, as Python has when one is run."""
+"""The examples are scripts. Tests run them as processes, or load one by its path as Python does: its folder is on `sys.path`."""
 
+import functools
+import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@functools.cache
+def load(name: str) -> ModuleType:
+    """The script `examples/NAME.py` as a module."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(EXAMPLES))
+    return module
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import pytest
 
 yaml = pytest.importorskip("yaml", reason="pip install pyyaml")
 
+from tests.examples.conftest import load as load_example  # noqa: E402
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "kubernetes"
 
@@ -92,6 +94,72 @@ def test_parts_of_tensorflow_serving_find_each_other():
     config = container["args"][0].removeprefix("--model_config_file=/models/")
     model = container["readinessProbe"]["httpGet"]["path"].removeprefix("/v1/models/")
     assert f'name: "{model}" base_path: "/models/{model}"' in (ROOT / "saved_models" / config).read_text()
+
+
+RAY_SERVICE = {
+    "": {"apiVersion", "kind", "metadata", "spec"},
+    "spec": {"serveConfigV2", "rayClusterConfig", "serveService"},
+    "rayClusterConfig": {"rayVersion", "enableInTreeAutoscaling", "autoscalerOptions", "headGroupSpec", "workerGroupSpecs"},
+    "headGroupSpec": {"rayStartParams", "template", "serviceType", "headService"},
+    "workerGroupSpecs": {"groupName", "replicas", "minReplicas", "maxReplicas", "numOfHosts", "rayStartParams", "template"},
+}
+"""Fields of ray.io/v1, from the types of KubeRay's operator, and those that must be there."""
+REQUIRED = {
+    "rayClusterConfig": {"headGroupSpec"},
+    "headGroupSpec": {"rayStartParams", "template"},
+    "workerGroupSpecs": {"groupName", "minReplicas", "maxReplicas", "rayStartParams", "template"},
+}
+
+
+def test_fields_of_the_ray_service():
+    service = load("ray-serve.yaml")["RayService"]
+    cluster = service["spec"]["rayClusterConfig"]
+    head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
+    assert service["apiVersion"] == "ray.io/v1"
+    for name, part in (
+        ("", service),
+        ("spec", service["spec"]),
+        ("rayClusterConfig", cluster),
+        ("headGroupSpec", head),
+        ("workerGroupSpecs", workers),
+    ):
+        assert set(part) <= RAY_SERVICE[name], name
+        assert set(part) >= REQUIRED.get(name, set()), name
+    assert workers["minReplicas"] <= workers["replicas"] <= workers["maxReplicas"]
+    for group in (head, workers):
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+        (volume,), (container,) = group["template"]["spec"]["volumes"], group["template"]["spec"]["containers"]
+        assert container["volumeMounts"][0]["name"] == volume["name"]
+        assert (
+            volume["persistentVolumeClaim"]["claimName"]
+            == load("tensorflow-serving.yaml")["PersistentVolumeClaim"]["metadata"]["name"]
+        )
+
+
+def test_pods_of_the_ray_service():
+    modules = [pytest.importorskip("kubernetes.client")]
+    cluster = load("ray-serve.yaml")["RayService"]["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        check(group["template"], "V1PodTemplateSpec", modules, "template")
+
+
+def test_applications_of_the_ray_service():
+    """Ray's own schema takes them, each is made by a function of examples/serve.py, and the gateway knows the models."""
+    schema = pytest.importorskip("ray.serve.schema", reason="pip install 'keras-auxref[serve]'")
+    serve = load_example("serve")
+    content = yaml.safe_load(load("ray-serve.yaml")["RayService"]["spec"]["serveConfigV2"])
+    deploy = schema.ServeDeploySchema.model_validate(content)
+    *models, gateway = deploy.applications
+    for application in deploy.applications:
+        module, _, function = application.import_path.partition(":")
+        assert module == "serve"
+        getattr(serve, function)(application.args)  # Ray checks the options of the deployment
+    assert gateway.args["models"] == [model.name for model in models]
+    assert gateway.route_prefix == "/"
+    for model in models:
+        assert model.route_prefix is None
+        assert model.args["folder"] == f"/models/{model.name}"
+        assert (ROOT / "saved_models" / model.name).is_dir()
 
 
 def test_the_service_of_kserve_has_the_name_of_its_model():

@@ -5,8 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from server import protocol
-from server.protocol import RequestError, Signature, Tensor
+from tests.examples.conftest import load
+
+protocol = load("protocol")
+RequestError, Signature, Tensor = protocol.RequestError, protocol.Signature, protocol.Tensor
 
 SIGNATURES = {
     "serving_default": Signature(
@@ -28,8 +30,9 @@ def parse(content, max_batch=8):
 def refusal(content):
     with pytest.raises(RequestError) as caught:
         parse(content)
-    assert caught.value.status == 400
-    return str(caught.value)
+    status, body = caught.value.answer()
+    assert (status, set(json.loads(body))) == (400, {"error"})
+    return json.loads(body)["error"]
 
 
 def test_rows_of_an_only_input():
@@ -74,55 +77,63 @@ def test_truth_values_text_and_any_shape():
         (b"\xff\xfe\xfa", "Expected JSON"),
         (b"[" * 100_000, "Expected JSON"),
         (b'{"instances": [' + b"1" * 5000 + b"]}", "Expected JSON"),
-        ([1], "Expected a JSON object with 'instances' or 'inputs', received a list"),
-        ({}, "received neither, but an empty object"),
-        ({"instance": [[1, 2, 3]]}, "received neither, but 'instance'"),
+        ([1], "Expected a JSON object with one of 'instances' and 'inputs', received a list"),
+        ({}, "with one of 'instances' and 'inputs', received an empty object"),
+        ({"instance": [[1, 2, 3]]}, "with one of 'instances' and 'inputs', received 'instance'"),
         ({"instances": [[1, 2, 3]], "inputs": [[1, 2, 3]]}, "received both"),
         (
             {"signature_name": "no", "instances": [[1, 2, 3]]},
             "out of 'serving_default', 'double', 'two', 'sample', 'kinds', received 'no'",
         ),
-        ({"signature_name": ["double"], "instances": [[1, 2, 3]]}, "received ['double']"),
+        ({"signature_name": ["double"], "instances": [[1, 2, 3]]}, "received \"['double']\""),
         ({"instances": []}, "at least one row, received an empty list"),
         ({"instances": 1.5}, "received a fraction"),
-        ({"instances": [{"y": [1, 2, 3]}]}, "Expected the inputs 'x' in row 0, received 'y'"),
-        ({"instances": [{"x": [1, 2, 3]}, [1, 2, 3]]}, "received a list in row 1"),
+        ({"instances": [{"y": [1, 2, 3]}]}, "Expected an object with the inputs 'x' in row 0, received 'y'"),
+        ({"instances": [{"x": [1, 2, 3]}, [1, 2, 3]]}, "'x' in row 1, received a list"),
         ({"instances": [{"x": [1, 2, 3]}, {"x": [1, 2, 3], "y": 1}]}, "in row 1, received 'x', 'y'"),
-        ({"inputs": {}}, "Expected the inputs 'x', received none"),
-        ({"inputs": {"x": [[1, 2, 3]], "y": 1}}, "Expected the inputs 'x', received 'x', 'y'"),
-        ({"signature_name": "two", "inputs": [1]}, "Expected an object with 'a', 'b', received a list"),
-        ({"signature_name": "two", "instances": [1]}, "Expected an object with 'a', 'b', received a list"),
+        ({"inputs": {}}, "Expected an object with the inputs 'x', received an empty object"),
+        ({"inputs": {"x": [[1, 2, 3]], "y": 1}}, "Expected an object with the inputs 'x', received 'x', 'y'"),
+        ({"signature_name": "two", "inputs": [1]}, "Expected an object with the inputs 'a', 'b', received a list"),
+        ({"signature_name": "two", "instances": [1]}, "Expected an object with the inputs 'a', 'b', received a list"),
         (
             {"signature_name": "sample", "instances": [{"n": 1, "seed": 1, "t": 1}]},
-            "Expected 'inputs' in the place of 'instances'",
+            "Expected 'inputs' instead of 'instances'",
         ),
-        ({"instances": [[1, 2]]}, "Input 'x': expected shape (None, 3), received (1, 2)"),
-        ({"instances": [1, 2, 3]}, "Input 'x': expected shape (None, 3), received (3,)"),
-        ({"instances": [[[1, 2, 3]]]}, "expected shape (None, 3), received (1, 1, 3)"),
-        ({"instances": [[1, 2, 3], [1, 2]]}, "expected shape (None, 3), received lists of different lengths"),
-        ({"instances": [[1, 2, [3]]]}, "expected shape (None, 3), received lists of different lengths"),
-        ({"instances": [["1", 2, 3]]}, "Input 'x': expected float32, received text"),
-        ({"instances": [[None, True, 3]]}, "Input 'x': expected float32, received null and true or false"),
-        ({"instances": [[1, 2, {"b64": "AA=="}]]}, "expected float32, received an object"),
-        ({"instances": [[1, 2, 1e39]]}, "expected float32, received a number out of its range"),
-        ({"instances": [[1, 2, 10**400]]}, "expected float32, received a number out of its range"),
-        ({"signature_name": "sample", "inputs": {"n": 1.0, "seed": 1, "t": 1}}, "Input 'n': expected int32, received a fraction"),
+        ({"instances": [[1, 2]]}, "Input 'x': expected float32 of shape (None, 3), received shape (1, 2)"),
+        ({"instances": [1, 2, 3]}, "Input 'x': expected float32 of shape (None, 3), received shape (3,)"),
+        ({"instances": [[[1, 2, 3]]]}, "of shape (None, 3), received shape (1, 1, 3)"),
+        ({"instances": [[1, 2, 3], [1, 2]]}, "of shape (None, 3), received lists of different lengths"),
+        ({"instances": [[1, 2, [3]]]}, "of shape (None, 3), received lists of different lengths"),
+        ({"instances": [["1", 2, 3]]}, "Input 'x': expected float32 of shape (None, 3), received text"),
+        ({"instances": [[None, True, 3]]}, "Input 'x': expected float32 of shape (None, 3), received null and true or false"),
+        ({"instances": [[1, 2, {"b64": "AA=="}]]}, "expected float32 of shape (None, 3), received an object"),
+        ({"instances": [[1, 2, 1e39]]}, "expected float32 of shape (None, 3), received a number out of its range"),
+        ({"instances": [[1, 2, 10**400]]}, "expected float32 of shape (None, 3), received a number out of its range"),
+        (
+            {"signature_name": "sample", "inputs": {"n": 1.0, "seed": 1, "t": 1}},
+            "Input 'n': expected int32 of shape (), received a fraction",
+        ),
+        ({"signature_name": "sample", "inputs": {"n": True, "seed": 1, "t": 1}}, "received true or false"),
+        (b'{"inputs": ' + b"[" * 200 + b"]" * 200 + b"}", "received lists of different lengths"),
         (
             {"signature_name": "sample", "inputs": {"n": 1, "seed": 2**70, "t": 1}},
-            "Input 'seed': expected int64, received a number out",
+            "Input 'seed': expected int64 of shape (), received a number out",
         ),
-        ({"signature_name": "two", "inputs": {"a": [2**40], "b": [[1, 2]]}}, "Input 'a': expected int32, received a number out"),
+        (
+            {"signature_name": "two", "inputs": {"a": [2**40], "b": [[1, 2]]}},
+            "Input 'a': expected int32 of shape (None,), received a number out",
+        ),
         (
             {"signature_name": "kinds", "inputs": {"flag": [1], "word": [], "byte": 0}},
-            "Input 'flag': expected bool, received a number",
+            "Input 'flag': expected bool of shape (None,), received a number",
         ),
         (
             {"signature_name": "kinds", "inputs": {"flag": [], "word": [1], "byte": 0}},
-            "Input 'word': expected string, received a number",
+            "Input 'word': expected string of shape (None,), received a number",
         ),
         (
             {"signature_name": "kinds", "inputs": {"flag": [], "word": [], "byte": -1}},
-            "Input 'byte': expected uint8, received a number out",
+            "Input 'byte': expected uint8 of any shape, received a number out",
         ),
         ({"instances": [[1, 2, 3]] * 9}, "Input 'x': expected at most 8 rows, received 9"),
         (
@@ -140,7 +151,6 @@ def test_a_refusal_says_what_was_expected_and_what_was_received(content, expecte
     assert expected in message
     assert message.startswith(("Expected", "Input"))
     assert message.endswith(".")
-    assert set(json.loads(protocol.error(message))) == {"error"}
 
 
 def test_answers():
@@ -174,11 +184,89 @@ def test_not_a_number_and_infinity_go_both_ways_as_bare_words():
 
 
 def test_status_and_metadata():
-    assert json.loads(protocol.status(3))["model_version_status"][0]["version"] == "3"
-    content = json.loads(protocol.metadata("m", 3, SIGNATURES))
+    assert json.loads(protocol.status({"3": "", "4": "it is cut off"}))["model_version_status"] == [
+        {"version": "3", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}},
+        {"version": "4", "state": "END", "status": {"error_code": "UNKNOWN", "error_message": "it is cut off"}},
+    ]
+    rows = {"dtype": "DT_FLOAT", "tensor_shape": {"dim": [{"size": "-1", "name": ""}, {"size": "3", "name": ""}]}}
+    definitions = {
+        "f": {"inputs": {"x": rows}, "outputs": {"any": {"dtype": "DT_UINT8", "tensor_shape": {"unknown_rank": True}}}},
+        "g": {"inputs": {"n": {"dtype": "DT_HALF", "tensor_shape": {}}}},
+        "__saved_model_init_op": {"outputs": {"op": {"dtype": "DT_INVALID"}}},
+    }
+    content = json.loads(protocol.metadata("m", "3", definitions))
     assert content["model_spec"] == {"name": "m", "signature_name": "", "version": "3"}
-    definition = content["metadata"]["signature_def"]["signature_def"]["serving_default"]
-    assert definition["method_name"] == "tensorflow/serving/predict"
-    assert definition["inputs"]["x"]["dtype"] == "DT_FLOAT"
-    assert [dim["size"] for dim in definition["inputs"]["x"]["tensor_shape"]["dim"]] == ["-1", "3"]
-    assert protocol.read_metadata(content) == SIGNATURES
+    assert protocol.read_signatures(content["metadata"]["signature_def"]["signature_def"]) == {
+        "f": Signature({"x": Tensor((None, 3), "float32")}, {"any": Tensor(None, "uint8")}),
+        "g": Signature({"n": Tensor((), "float16")}, {}),
+    }
+    with pytest.raises(ValueError, match="Expected signatures with numbers, truth values or text, received DT_COMPLEX64"):
+        protocol.read_signatures({"f": {"inputs": {"x": {"dtype": "DT_COMPLEX64"}}}})
+
+
+def test_dtypes_have_the_names_of_the_protocol():
+    import tensorflow as tf
+    from tensorflow.core.framework import types_pb2
+
+    for expected, name in protocol.DTYPES.items():
+        assert types_pb2.DataType.Name(tf.dtypes.as_dtype(name).as_datatype_enum) == expected
+
+
+def test_paths():
+    for path, expected in {
+        "/v1/models/m": ("m", "", "status"),
+        "/v1/models/m/metadata": ("m", "", "metadata"),
+        "/v1/models/m/versions/12": ("m", "12", "status"),
+        "/v1/models/m/versions/12/metadata": ("m", "12", "metadata"),
+    }.items():
+        assert protocol.route("GET", path, ["m", "n"]) == expected
+    assert protocol.route("POST", "/v1/models/n:predict", ["m", "n"]) == ("n", "", "predict")
+    assert protocol.route("POST", "/v1/models/n/versions/3:predict", ["m", "n"]) == ("n", "3", "predict")
+
+
+@pytest.mark.parametrize(
+    ("status", "method", "path"),
+    [
+        (404, "GET", "/"),
+        (404, "GET", "/docs"),
+        (404, "GET", "/v1/models"),
+        (404, "GET", "/v1/models/"),
+        (404, "GET", "/v1/models/other"),
+        (404, "GET", "/v1/models/m/"),
+        (404, "GET", "/v1/models/m/versions/"),
+        (404, "GET", "/v1/models/m/versions/-1"),
+        (404, "GET", "/v1/models/m/versions/١"),
+        (404, "GET", "/v1/models/m\n"),
+        (404, "POST", "/v1/models/m:classify"),
+        (404, "POST", "/v1/models/m:predict/"),
+        (404, "POST", "/" * 10_000),
+        (405, "GET", "/v1/models/m:predict"),
+        (405, "POST", "/v1/models/m"),
+        (405, "DELETE", "/v1/models/m"),
+        (405, "HEAD", "/v1/models/m/metadata"),
+    ],
+)
+def test_other_paths_and_methods_are_refused(status, method, path):
+    with pytest.raises(RequestError, match="Expected") as caught:
+        protocol.route(method, path, ["m"])
+    assert caught.value.status == status
+    assert len(str(caught.value)) < 400
+    assert path[:20] in str(caught.value)
+
+
+def test_a_refusal_is_short_whatever_was_received():
+    for content in ({"x" * 10**5: 1}, {"inputs": {"y" * 10**5: 1}}, {"signature_name": "z" * 10**5, "inputs": 1}):
+        assert len(refusal(content)) < 1000
+
+
+def test_what_would_take_gigabytes_is_refused_by_a_count():
+    for part in (b"[],", b"0,", b"{},", b"[[[]]],", b'{"a":1},'):
+        body = b'{"instances": [' + part * (31 * 2**20 // len(part)) + b"]}"
+        with pytest.raises(
+            RequestError, match=r"Expected at most 5000000 values and lists, an object counted as ten, received \d+"
+        ):
+            protocol.check_size(body)
+
+
+def test_the_count_has_room_for_a_thousand_images():
+    protocol.check_size(json.dumps({"inputs": np.zeros((1024, 32, 32, 3), int).tolist()}).encode())

@@ -8,15 +8,12 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-import export
-import fcnn
-import glow
 import keras_auxref.flows
-import rnn
-from tests.examples.conftest import EXAMPLES
+from tests.examples.conftest import EXAMPLES, load
 
-SCRIPTS = ("client", "export", "fcnn", "glow", "rnn", "serve", "vae")
-SHORT = {"fcnn": 100, "rnn": 100, "glow": 100, "export": 100}
+export, fcnn, glow, rnn = map(load, ("export", "fcnn", "glow", "rnn"))
+SCRIPTS = tuple(sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "__init__"))
+SHORT = {"fcnn": 100, "rnn": 100, "glow": 100, "export": 100, "serve": 310, "protocol": 260, "client": 220}
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +94,28 @@ def test_flow_and_its_export(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "log_prob(images: (batch, 8, 8, 3) float32) → log_prob: (batch) float32" in printed
     assert sorted(path.name for path in Path("served/flow").iterdir()) == ["1", "samples.png"]
+
+
+def test_flow_of_a_folder(monkeypatch, capsys):
+    Path("pictures", "more").mkdir(parents=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 40, 20, 3)).astype("uint8")
+    for i, picture in enumerate(pixels):
+        matplotlib.image.imsave(Path("pictures", "more" if i % 2 else "", f"{i:02d}.png"), picture)
+    Path("pictures", "notes.txt").write_text("not a picture")
+    images, validation = glow.load_folder(Path("pictures"))
+    assert (images.shape, validation.shape, images.dtype) == ((14, 32, 32, 3), (2, 32, 32, 3), np.uint8)
+    monkeypatch.setattr(glow, "load_folder", lambda folder, load=glow.load_folder: tuple(a[:, :8, :8] for a in load(folder)))
+    monkeypatch.setattr(glow, "Glow", _SmallGlow)
+    glow.main(["--folder", "pictures", "--output", "made/here", "--epochs", "1"])
+    assert sorted(path.name for path in Path("made/here").iterdir()) == [
+        "glow-pictures-aux_factored.keras",
+        "glow-pictures-aux_factored.png",
+    ]
+    Path("pictures", "broken.jpg").write_bytes(b"no")
+    with pytest.raises(SystemExit, match=r"Expected pictures alone in pictures. Received: cannot identify image file"):
+        glow.load_folder(Path("pictures"))
+    with pytest.raises(SystemExit, match=r"at least 8 pictures .+ Received: 0 in made"):
+        glow.load_folder(Path("made/nowhere"))
 
 
 class _SmallGlow:

@@ -7,8 +7,10 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-import vae
-from keras_auxref.layers import FactoredFlow, HouseholderFlow
+from keras_auxref.posteriors import FactoredFlow, HouseholderFlow
+from tests.examples.conftest import load
+
+vae = load("vae")
 
 
 def test_trains_prints_draws_and_saves(tmp_path, monkeypatch, capsys):

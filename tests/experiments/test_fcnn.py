@@ -1,7 +1,6 @@
 """The experiment as a user runs it: in a process of its own, in an empty folder."""
 
 import json
-import time
 
 import keras
 import matplotlib.image
@@ -72,9 +71,7 @@ def test_a_missing_model_is_one_sentence(experiment):
 
 
 def test_missing_mnist_is_one_sentence(experiment, tmp_path):
-    started = time.perf_counter()
     done = experiment("fcnn", "--dataset", "mnist", "--no-download", TFDS_DATA_DIR=str(tmp_path / "empty"))
-    assert time.perf_counter() - started < 20
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -140,7 +137,7 @@ def test_results_from_before_backends_still_resume(monkeypatch):
 
 
 @pytest.mark.slow
-def test_distributes_over_devices_and_resumes(experiment, tmp_path):
+def test_distributes_over_devices(experiment, tmp_path):
     pytest.importorskip("jax")
     options = ("--map", "cayley", "--epochs", "1", "--train-size", "72", "--verbose", "2", "--backend", "jax", "--distribute")
     variables = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
@@ -160,10 +157,6 @@ def test_distributes_over_devices_and_resumes(experiment, tmp_path):
     error = np.mean(np.argmax(model.predict(x, verbose=0), axis=-1) != y)
     assert error == pytest.approx(run["curves"]["validation_error"][0], abs=0.005)
 
-    again = experiment("fcnn", *options, "--resume", **variables)
-    assert again.returncode == 0, again.stderr
-    assert "finished before" in again.stdout
-    assert json.loads(file.read_text()) == content
     uneven = experiment("fcnn", *options, "--batch-size", "33", "--output", "uneven", **variables)
     assert uneven.returncode == 1
     assert "Expected a batch size divisible by 2. Received: 33" in uneven.stderr
@@ -171,16 +164,16 @@ def test_distributes_over_devices_and_resumes(experiment, tmp_path):
 
 
 @pytest.mark.slow
-def test_every_map_and_mirrored_strategy(experiment, tmp_path):
-    options = ("--epochs", "2", "--runs", "2", "--train-size", "128", "--strategy", "mirrored", "--verbose", "2")
-    done = experiment("fcnn", *options, "--output", "here")
+def test_every_map_and_mirrored_strategy(experiment_here, tmp_path):
+    options = ("--epochs", "1", "--runs", "2", "--train-size", "64", "--strategy", "mirrored", "--verbose", "2")
+    done = experiment_here("fcnn", *options, "--output", "here")
     assert done.returncode == 0, done.stderr
     runs = json.loads((tmp_path / "here" / "fcnn-digits.json").read_text())["runs"]
     assert [(run["map"], run["run"]) for run in runs] == [(m, r) for m in ("aux", "householder", "cayley", "exp") for r in (0, 1)]
     assert " ± " in done.stdout
 
     # Only the run that the file does not have is trained.
-    again = experiment("fcnn", *options, "--output", "here", "--map", "aux", "--map", "dense", "--resume")
+    again = experiment_here("fcnn", *options, "--output", "here", "--map", "aux", "--map", "dense", "--resume")
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("finished before") == 2
     after = json.loads((tmp_path / "here" / "fcnn-digits.json").read_text())["runs"]

@@ -1,6 +1,7 @@
 """The experiment as a user runs it, in an empty folder; then its parts."""
 
 import csv
+import itertools
 import json
 import math
 
@@ -51,6 +52,19 @@ def test_trains_draws_and_resumes(experiment_here, tmp_path):
     clipped = experiment_here("rnn", *TINY, "--resume", "--clip", "1")
     assert clipped.returncode == 1
     assert "other settings (clip=None)" in clipped.stderr
+
+
+@pytest.mark.parametrize("kernel", rnn.KERNELS)
+def test_a_bound_makes_a_transition_with_a_proof(monkeypatch, kernel):
+    monkeypatch.setattr("sys.argv", ["rnn", "--transition", "aux", "--lipschitz", "1.5", "--kernel", kernel])
+    args = rnn.arguments()
+    assert args.transitions == ["aux", f"aux+{kernel}=1.5"]
+    x = sequences.pixels(data.load("digits").limit(8))
+    layer = rnn.build_model(args.transitions[1], "pixels", x, 6, "cayley").layers[0]
+    assert layer.cell.transition_map.certificate().lipschitz <= 1.5
+    monkeypatch.setattr("sys.argv", ["rnn", "--lipschitz", "3"])
+    with pytest.raises(SystemExit):
+        rnn.arguments()
 
 
 @pytest.mark.parametrize("task", ["copying", "adding"])
@@ -126,8 +140,10 @@ def test_adding():
     assert np.mean((targets - 1) ** 2) == pytest.approx(x.baseline, rel=0.2)
 
 
-@pytest.mark.parametrize("name", [*rnn.TRANSITIONS, *rnn.REFERENCES])
-@pytest.mark.parametrize("task", ["pixels", "copying", "adding"])
+@pytest.mark.parametrize(
+    ("name", "task"),
+    zip([*rnn.TRANSITIONS, *rnn.REFERENCES], itertools.cycle(["copying", "adding", "pixels"]), strict=False),
+)
 def test_models(task, name):
     x = {
         "pixels": lambda: sequences.pixels(data.load("digits").limit(8)),

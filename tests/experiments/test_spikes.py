@@ -89,3 +89,17 @@ def test_arguments_without_use_are_refused(experiment_here, argument):
     done = experiment_here("spikes", *argument)
     assert done.returncode == 2
     assert f"not of use here: {argument[0]}" in done.stderr
+
+
+def test_a_transition_with_a_proof_is_recorded_over_all_of_its_weights():
+    _, x = network()
+    model = rnn.build_model("aux+relaxed_cayley=1.1", "pixels", x, hidden=6, start="cayley")
+    assert model.layers[0].cell.transition_map.certificate().lipschitz <= 1.1
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    with tf.GradientTape() as tape:
+        value = loss(x.train[1], model(x.train[0], training=True))
+    weights = [v.value for v in model.trainable_variables if "/transition/" in v.path]
+    assert len(weights) == 2
+    length = float(tf.linalg.global_norm(tape.gradient(value, weights)))
+    model.compile(rnn.optimizer(1e-3, 1e-3), loss)
+    assert spikes.trace(model, *x.train, 64, 1)["gradient"] == [pytest.approx(length, rel=1e-3)]

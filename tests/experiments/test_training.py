@@ -108,7 +108,7 @@ def test_warm_up_changes_nothing():
     assert int(model.optimizer.iterations) == 0
 
 
-@pytest.mark.parametrize("repeats", [1, 3])
+@pytest.mark.parametrize("repeats", [3])
 def test_figure_is_drawn(tmp_path, repeats):
     runs = []
     for position, name in enumerate(("aux", "exp", "something else")):

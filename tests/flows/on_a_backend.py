@@ -1,6 +1,7 @@
 """A process on another backend: takes a flow from a file, answers, trains it on and saves it.
 
-    KERAS_BACKEND=jax python on_a_backend.py folder mixing [coupling dequantisation]
+    KERAS_BACKEND=jax python on_a_backend.py folder mixing [coupling dequantisation]    # a Glow
+    KERAS_BACKEND=jax python on_a_backend.py folder vectors mixing coupling              # a Flow with classes
 
 Reads `folder/flow.keras` and `folder/inputs.npz`; writes `answers.npz`, and after training `trained.keras` and `trained.npz`.
 """
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import keras_auxref
-from keras_auxref import Glow
+from keras_auxref import Flow, Glow
 
 
 def answers(model: Glow, images: np.ndarray, z: np.ndarray) -> dict[str, np.ndarray]:
@@ -51,5 +52,41 @@ def main(folder: Path, mixing: str, coupling: str = "affine", dequantisation: st
     print(keras_auxref.__name__, keras.backend.backend(), "tensorflow" in sys.modules)
 
 
-if __name__ == "__main__":
+def small_flow(mixing: str, coupling: str) -> Flow:
+    return Flow(3, steps=2, hidden=4, classes=2, mixing=mixing, coupling=coupling, seed=1)
+
+
+def flow_answers(model: Flow, x: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
+    z, log_det = model.encode(x, labels)
+    found = {
+        "z": z,
+        "log_det": log_det,
+        "log_prob": model.log_prob(x, labels),
+        "predicted": -model.predict([x, labels], batch_size=4, verbose=0),
+        "decoded": model.decode(x, labels),
+        "sample": model.sample(3, seed=7, context=1),
+        "certified": [c.invertible for c in model.certificates().values()],
+    }
+    return {key: np.asarray(keras.ops.convert_to_numpy(value)) for key, value in found.items()}
+
+
+def vectors(folder: Path, mixing: str, coupling: str) -> None:
+    inputs = np.load(folder / "inputs.npz")
+    x, labels = inputs["x"], inputs["labels"]
+    np.savez(folder / "answers.npz", **flow_answers(keras.models.load_model(folder / "flow.keras"), x, labels))
+    model = small_flow(mixing, coupling)
+    history = model.fit(x, labels, batch_size=4, epochs=2, validation_data=(x, labels), verbose=0).history
+    assert model.initialized
+    assert set(history) == {"loss", "nats", "val_loss", "val_nats"}
+    assert np.isfinite(model.evaluate(x, labels, verbose=0)).all()
+    with pytest.raises(ValueError, match="column 1"):
+        model.log_prob(np.where(np.arange(3) == 1, np.nan, x), labels)
+    model.save(folder / "trained.keras")
+    np.savez(folder / "trained.npz", **flow_answers(model, x, labels))
+    print(keras_auxref.__name__, keras.backend.backend())
+
+
+if __name__ == "__main__" and sys.argv[2] == "vectors":
+    vectors(Path(sys.argv[1]), *sys.argv[3:])
+elif __name__ == "__main__":
     main(Path(sys.argv[1]), *sys.argv[2:])

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from keras_auxref import Glow
-from keras_auxref.flows.images import check_values, first_images, images_of, levels, support, sure_to_fit
+from keras_auxref.flows.batches import first_batch, inputs_of
+from keras_auxref.flows.images import check_values, levels, support, sure_to_fit
 
 SHAPE = (4, 4, 3)
 
@@ -82,13 +83,19 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_fit_and_evaluate_look_at_the_first_batch_of_everything_that_keras_takes(source):
-    wrong, flow = SOURCES[source], model()
-    with pytest.raises(ValueError, match="float32 from 0 to 255"):
-        flow.fit(wrong(eight_bits("float32")), verbose=0)
-    assert not flow.flow.initialized
+@pytest.fixture(scope="module")
+def trained():
+    flow = model()
     flow.fit(eight_bits("uint8"), verbose=0)
+    return flow
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_fit_and_evaluate_look_at_the_first_batch_of_everything_that_keras_takes(source, trained):
+    wrong, flow = SOURCES[source], trained
+    with pytest.raises(ValueError, match="float32 from 0 to 255"):
+        shared(8).fit(wrong(eight_bits("float32")), verbose=0)
+    assert not shared(8).flow.initialized
     steps = int(flow.optimizer.iterations)
     for call in (flow.fit, flow.evaluate, flow.predict):
         with pytest.raises(ValueError, match="float32 from 0 to 255"):
@@ -155,11 +162,11 @@ def test_the_edges_of_what_is_taken():
     check_values(np.array([low, high]), 8, support(0.9))  # what `decode` may return is taken by `encode`
 
 
-def test_first_images_uses_nothing_up():
-    assert first_images(None) == (None, None)
+def test_first_batch_uses_nothing_up():
+    assert first_batch(None, 2) == (None, None)
     generator = iter([1])
-    assert first_images(generator) == (None, generator)  # an iterator that Keras does not take either
-    some, data = first_images(n for n in ([1], [2], [3]))
-    assert some == 1
-    assert list(data) == [[1], [2], [3]]
-    assert images_of((([5],), 1)) == 5
+    assert first_batch(generator, 2) == (None, generator)  # an iterator that Keras does not take either
+    some, data = first_batch((n for n in ([1], [2], [3])), 2)
+    assert some == [1]
+    assert list(data) == [([1],), ([2],), ([3],)]
+    assert inputs_of((([5],), 1)) == 5

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from keras_auxref import kernels
-from keras_auxref.flows.mixing import MIXINGS, build_mixing, check_mixing, supports_xla
+from keras_auxref.flows.mixing import MIXINGS, check_mixing, mixing_template
 from keras_auxref.initializers import FixedPointFree
+from keras_auxref.layers import OrthogonalDense
 
 SEED = 3
 
@@ -20,16 +21,14 @@ def test_every_mixing_starts_as_the_orthogonal_map_of_its_seed(mixing, d):
     # RelaxedCayley moves eigenvalues of Q that are within 0.02 radians of 1: none are, with this seed.
     assert np.abs(np.linalg.eigvals(q) - 1).min() > 0.03
     x = np.random.default_rng(d).normal(size=(6, 3, d))
-    y = x
-    for layer in build_mixing(mixing, SEED, "mixing", "float64"):
-        y = layer(y)
+    y = mixing_template(mixing, SEED, "float64")(x)
     # The paper's symmetric W = 3/2 I reflects every vector along itself.
     sign = -1 if mixing == "aux_spectral" or isinstance(mixing, kernels.Spectral) else 1
     np.testing.assert_allclose(y, sign * x @ q.T, atol=1e-9)
 
 
 def test_permutation_reverses_channels_whatever_the_seed():
-    (layer,) = build_mixing("permutation", SEED, "mixing", "float64")
+    layer = mixing_template("permutation", SEED, "float64")
     x = np.random.default_rng(0).normal(size=(2, 3, 5))
     np.testing.assert_array_equal(layer(x), x[..., ::-1])
     assert layer.certificate().invertible
@@ -38,22 +37,22 @@ def test_permutation_reverses_channels_whatever_the_seed():
 def test_only_what_should_train_is_trainable():
     trainable = {}
     for mixing in MIXINGS:
-        layers = build_mixing(mixing, 0, "mixing", "float32")
-        for layer in layers:
-            layer.build((None, 4))
-        trainable[mixing] = [sum(int(np.prod(v.shape)) for v in layer.trainable_variables) for layer in layers]
+        layer = mixing_template(mixing, 0, "float32")
+        layer.build((None, 4))
+        trainable[mixing] = sum(int(np.prod(v.shape)) for v in layer.trainable_variables)
     assert trainable == {
-        "aux_factored": [36],
-        "aux_factored_right": [20],
-        "aux": [16],
-        "aux_spectral": [0, 16],
-        "aux_relaxed_cayley": [32],
-        "householder": [16],
-        "conv": [16],
-        "qr": [26],
-        "aux_factored_qr": [46],
-        "fixed": [0],
-        "permutation": [0],
+        "aux_factored": 36,
+        "aux_factored_right": 20,
+        "aux": 16,
+        "aux_spectral": 16,
+        "aux_relaxed_cayley": 32,
+        "householder": 16,
+        "conv": 16,
+        "aux_conv": 36,
+        "qr": 26,
+        "aux_factored_qr": 46,
+        "fixed": 0,
+        "permutation": 0,
     }
 
 
@@ -62,13 +61,20 @@ def test_names_are_checked():
         check_mixing("lu")
     with pytest.raises(ValueError, match="Received"):
         check_mixing(kernels.Free())
-    kernel = check_mixing(keras.saving.serialize_keras_object(kernels.Spectral(0.7)))
+    with pytest.raises(ValueError, match=r"The layer must be invertible.*Received: <Dense"):
+        check_mixing(keras.layers.Dense(3))
+    layer = OrthogonalDense()
+    layer.build((None, 3))
+    with pytest.raises(ValueError, match=r"Expected a layer that has not been built. Received: 'orthogonal_dense"):
+        check_mixing(layer)
+    with pytest.warns(DeprecationWarning, match="give a layer"):
+        kernel = check_mixing(keras.saving.serialize_keras_object(kernels.Spectral(0.7)))
     assert isinstance(kernel, kernels.Spectral)
     assert kernel.bound == 0.7
 
 
 def test_xla_is_for_mixings_that_it_can_factor():
-    assert {mixing: supports_xla(mixing) for mixing in MIXINGS} == {
+    assert {mixing: mixing_template(mixing, 0, "float32").supports_xla for mixing in MIXINGS} == {
         "aux_factored": True,
         "aux_factored_right": True,
         "aux": False,
@@ -76,10 +82,9 @@ def test_xla_is_for_mixings_that_it_can_factor():
         "aux_relaxed_cayley": False,
         "householder": True,
         "conv": True,
+        "aux_conv": True,
         "qr": True,
         "aux_factored_qr": True,
         "fixed": True,
         "permutation": True,
     }
-    assert supports_xla(kernels.Spectral())
-    assert not supports_xla(kernels.RelaxedCayley())

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_auxref import AuxReflection, initializers, kernels, ops
 from keras_auxref.kernels import norms
-from tests.support import assert_agree, differences, gradients, orthogonal, relative
+from tests.support import assert_agree, differences, gradients, orthogonal, pairwise, relative
 
 GUARANTEED = {
     "spectral": lambda: kernels.Spectral(),
@@ -24,8 +24,7 @@ def _layer(kernel, d, dtype="float32", **kwargs):
     return layer
 
 
-@pytest.mark.parametrize("name", GUARANTEED)
-@pytest.mark.parametrize("d", [1, 2, 12, 33])
+@pytest.mark.parametrize(("name", "d", "dtype"), pairwise(GUARANTEED, [1, 2, 12, 33], ["float32", "float64"]))
 def test_guarantee_holds_at_the_start_and_after_any_step(rng, dtype, name, d):
     layer = _layer(GUARANTEED[name](), d, dtype)
     assert layer.certificate().invertible
@@ -36,7 +35,7 @@ def test_guarantee_holds_at_the_start_and_after_any_step(rng, dtype, name, d):
         assert proof.invertible, proof.reason
 
 
-@pytest.mark.parametrize("name", GUARANTEED)
+@pytest.mark.parametrize("name", ["spectral 0.99", "relaxed_cayley 0.01"])  # the test above has all
 def test_guarantee_holds_after_training_at_an_absurd_learning_rate(rng, name):
     layer = _layer(GUARANTEED[name](), 6)
     model = keras.Sequential([layer, keras.layers.Dense(1)])

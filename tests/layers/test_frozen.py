@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_auxref.layers import AuxReflection, InvertibleDense, OrthogonalDense, OrthogonalRNN, SVDDense
-from keras_auxref.layers._frozen import frozen
+from keras_auxref.flows import InvertibleDense
+from keras_auxref.layers import AuxReflection, OrthogonalDense, OrthogonalRNN, SVDDense
+from keras_auxref.layers.frozen import frozen
 
 LAYERS = {
     "free": lambda: AuxReflection(),
     "spectral": lambda: AuxReflection("spectral"),
-    "relaxed_cayley": lambda: AuxReflection("relaxed_cayley"),
     "branch": lambda: AuxReflection(track_branch=True),
     "householder": lambda: OrthogonalDense("householder"),
     "two reflections": lambda: OrthogonalDense("householder", reflections=2),
@@ -21,7 +21,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(("name", "dtype"), [(name, ("float32", "float64")[i % 2]) for i, name in enumerate(LAYERS)])
 def test_every_method_answers_as_before(name, rng, dtype):
     layer = LAYERS[name]()
     layer = type(layer).from_config({**layer.get_config(), "dtype": dtype})
@@ -30,8 +30,7 @@ def test_every_method_answers_as_before(name, rng, dtype):
     live = [method(x).numpy() for method in methods]
     with frozen(layer):
         eager = [method(x).numpy() for method in methods]
-        traced = [tf.function(method, autograph=False) for method in methods]
-        graphs = [function(x).numpy() for function in traced]
+        graphs = tf.function(lambda x: [method(x) for method in methods], autograph=False)(x)
     tolerance = 1e-5 if dtype == "float32" else 1e-10
     for values in (eager, graphs, [method(x).numpy() for method in methods]):
         for value, expected in zip(values, live, strict=True):

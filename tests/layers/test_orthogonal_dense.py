@@ -28,7 +28,7 @@ def orthogonal(d: int, determinant: int = 1, seed: int = 0) -> np.ndarray:
 
 def orthogonality(u: Any) -> float:
     u = np.asarray(u, "float64")
-    return float(np.linalg.norm(u.T @ u - np.eye(len(u))))
+    return float(np.linalg.norm(u.T @ u - np.eye(u.shape[1])))
 
 
 def built(d: int, **arguments: Any) -> OrthogonalDense:
@@ -225,6 +225,9 @@ def test_built_while_a_step_is_traced() -> None:
         ({"reflections": 0}, "Expected 1 ≤ k ≤ d. Received: 0"),
         ({"reflections": 1.5}, "positive integer"),
         ({"kernel_initializer": np.ones((2, 2))}, "Expected an orthogonal matrix"),
+        ({"kernel_initializer": np.ones((2, 3))}, "Expected a matrix Q with orthonormal rows or columns"),
+        ({"units": 0}, "`units` must be a positive integer or None. Received: 0"),
+        ({"units": 2.5}, "`units` must be a positive integer or None. Received: 2.5"),
     ],
 )
 def test_errors_at_construction(arguments: dict[str, Any], message: str) -> None:
@@ -232,7 +235,151 @@ def test_errors_at_construction(arguments: dict[str, Any], message: str) -> None
         OrthogonalDense(**arguments)
 
 
+@pytest.mark.parametrize("units", [1, 4, 6, 9])
+@pytest.mark.parametrize("map", MAPS)
+def test_rectangular_maps_have_orthonormal_rows_or_columns(map: str, units: int) -> None:
+    layer = OrthogonalDense(map, units=units)
+    few, many = random(1, 6), random(2, 40, 6)
+    y = layer(few)
+    m, k = max(6, units), min(6, units)
+    assert layer.kernel.shape == (m, k if map == "householder" else m)
+    u = layer.matrix.numpy()
+    assert u.shape == (units, 6)
+    np.testing.assert_allclose(u @ u.T if units < 6 else u.T @ u, np.eye(k), atol=2e-6)
+    np.testing.assert_allclose(y, few @ u.T, atol=2e-6)  # by reflections
+    np.testing.assert_allclose(layer(many), many @ u.T, atol=2e-6)  # by the thin matrix
+    assert layer.compute_output_shape((2, 40, 6)) == (2, 40, units)
+    np.testing.assert_allclose(layer.condense()(many), many @ u.T, atol=2e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 50])
+@pytest.mark.parametrize("units", [3, 8])
+def test_gradients_of_rectangular_maps(units: int, rows: int) -> None:
+    """Against automatic differentiation of the definition: reflections one after another, as matrices."""
+    layer = built(5, units=units, dtype="float64")
+    x, g = random(rows, 5).astype("float64"), random(rows, units, seed=1).astype("float64")
+
+    def definition(x: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
+        u = tf.eye(max(5, units), dtype="float64")
+        for column in tf.unstack(v, axis=1):
+            column = column[:, None]
+            u = u @ (tf.eye(len(u), dtype="float64") - 2 * column @ tf.transpose(column) / tf.reduce_sum(column**2))
+        return x @ tf.transpose(u[:units, :5])
+
+    results = []
+    for function in (lambda x, _: layer(x), definition):
+        with tf.GradientTape() as tape:
+            t, v = tf.constant(x), layer.kernel.value
+            tape.watch(t)
+            y = function(t, tf.convert_to_tensor(v))
+        results.append([y, *tape.gradient(y, [t, v], g)])
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-12)
+
+
+@pytest.mark.parametrize("units", [3, 8])
+@pytest.mark.parametrize("map", MAPS)
+def test_rectangular_starts(map: str, units: int) -> None:
+    q = np.linalg.qr(random(8, min(units, 5)).astype("float64"))[0]
+    q = q if units == 8 else np.linalg.qr(random(5, 3).astype("float64"))[0].T
+    for start in (q, tf.constant(q), q.astype("float32")):
+        np.testing.assert_allclose(built(5, map=map, units=units, kernel_initializer=start).matrix, q, atol=3e-6)
+    for start, expected in (("identity", np.eye(units, 5)), (Cayley(seed=1), Cayley(seed=1)((max(units, 5),) * 2))):
+        layer = built(5, map=map, units=units, kernel_initializer=start)
+        np.testing.assert_allclose(layer.matrix, np.asarray(expected)[:units, :5], atol=3e-6)
+    built(5, map="householder", units=units, kernel_initializer="orthogonal")
+
+
+def test_a_tall_map_never_holds_a_square_matrix() -> None:
+    """Of 30,000² entries in float32 there would be 3.6 GB."""
+    layer = OrthogonalDense(units=50, kernel_initializer="orthogonal", use_bias=True)
+    function = tf.function(lambda x: tf.gradients(layer(x), [x]))
+    layer.build((None, 30_000))
+    assert layer.count_params() == 30_000 * 50 + 50
+    for rows in (None, 2, 200):
+        graph = function.get_concrete_function(tf.TensorSpec((rows, 30_000))).graph
+        graphs = [graph, *(f.graph for f in graph._functions.values() if hasattr(f, "graph"))]
+        sizes = [
+            np.prod([n or 1 for n in t.shape]) for g in graphs for op in g.get_operations() for t in op.outputs if t.shape.rank
+        ]
+        assert max(sizes) <= 30_000 * 200
+    np.testing.assert_allclose(layer(random(2, 30_000)), random(2, 30_000) @ layer.matrix.numpy().T, atol=1e-3)
+
+
+@pytest.mark.parametrize("units", [4, 9])
+@pytest.mark.parametrize("map", MAPS)
+def test_rectangular_maps_train_save_and_stay_orthonormal(map: str, units: int, tmp_path: Path) -> None:
+    keras.utils.set_random_seed(0)
+    layer = OrthogonalDense(map, units=units, activation="relu", use_bias=True, kernel_regularizer="l2", bias_regularizer="l2")
+    model = keras.Sequential([keras.Input((6,)), layer, keras.layers.Dense(2)])
+    model.compile(keras.optimizers.Adam(0.3), "mse", jit_compile=False)
+    before = layer.matrix.numpy()
+    x = random(64, 6)
+    model.fit(x, random(64, 2, seed=1), batch_size=16, epochs=3, verbose=0)
+    u = layer.matrix.numpy()
+    assert np.abs(u - before).max() > 0.05
+    assert np.abs(layer.bias.numpy()).max() > 0
+    assert len(layer.losses) == 2
+    assert orthogonality(u if units > 6 else u.T) <= 3e-5
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    assert_agree(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+    np.testing.assert_allclose(layer(x), np.maximum(x @ u.T + layer.bias.numpy(), 0), atol=1e-5)
+    np.testing.assert_allclose(layer.condense()(x), layer(x), atol=1e-5)
+
+
+def test_bias_is_undone_and_activation_is_not() -> None:
+    x = random(3, 6)
+    layer = OrthogonalDense(use_bias=True, bias_initializer="ones")
+    np.testing.assert_allclose(layer.inverse(layer(x)), x, atol=2e-6)
+    assert layer.certificate().invertible
+    np.testing.assert_allclose(layer.bijector().inverse(tf.identity(layer(x))), x, atol=2e-6)
+    layer.bias.assign(np.full(6, np.nan))
+    assert not layer.certificate().invertible
+    layer = OrthogonalDense(activation="tanh")
+    layer(x)
+    assert "'tanh' is not undone" in layer.certificate().reason
+    for name in ("inverse", "log_det_jacobian", "forward_and_log_det"):
+        with pytest.raises(NotImplementedError, match=r"no activation. Received: the activation 'tanh' is not undone"):
+            getattr(layer, name)(x)
+
+
+@pytest.mark.parametrize(("units", "kind"), [(4, "a contraction, ‖Ux‖ ≤ ‖x‖"), (9, "an isometry, ‖Ux‖ = ‖x‖")])
+def test_what_is_proven_of_rectangular_maps(units: int, kind: str) -> None:
+    layer, x = built(6, units=units), random(3, 6)
+    certificate = layer.certificate()
+    assert not certificate.invertible
+    assert f"a map from 6 to {units} dimensions is no bijection; by construction it is linear and {kind}" in certificate.reason
+    y = random(3, units)
+    for name, argument in (("inverse", y), ("log_det_jacobian", x), ("forward_and_log_det", x), ("bijector", None)):
+        with pytest.raises(NotImplementedError, match=f"Received: a map from 6 to {units} dimensions"):
+            getattr(layer, name)(*[] if argument is None else [argument])
+
+
+@pytest.mark.parametrize("policy", ["float64", "mixed_float16", "mixed_bfloat16"])
+def test_rectangular_maps_in_every_precision(policy: str) -> None:
+    x = random(4, 6)
+    for units in (3, 9):
+        layer = OrthogonalDense(units=units, dtype=policy)
+        y = layer(x)
+        assert y.dtype == layer.compute_dtype
+        tolerance = 1e-12 if policy == "float64" else 0.05
+        np.testing.assert_allclose(tf.cast(y, "float64"), x @ np.asarray(layer.matrix, "float64").T, atol=tolerance)
+
+
 def test_errors_at_build_and_call() -> None:
+    with pytest.raises(ValueError, match=r"Expected 1 ≤ reflections ≤ 3. Received: 4"):
+        built(4, units=3, reflections=4)
+    with pytest.raises(
+        ValueError, match=r"Expected reflections=3 or no orthogonal `kernel_initializer`. Received: reflections=2"
+    ):
+        built(4, units=3, reflections=2, kernel_initializer="identity")
+    with pytest.raises(ValueError, match=r"Expected shape \(3, 4\). Received: \(4, 3\)"):
+        built(4, units=3, kernel_initializer=np.eye(4, 3))
+    with pytest.raises(
+        ValueError, match=r"last axis that the layer was built for. Expected shape \(..., 4\). Received: \(2, 3\)"
+    ):
+        built(4).inverse(random(2, 3))
     with pytest.raises(ValueError, match=r"Expected 1 ≤ reflections ≤ 4. Received: 5"):
         built(4, reflections=5)
     with pytest.raises(ValueError, match=r"Expected shape \(batch, ..., d\). Received: \(None, None\)"):
@@ -242,5 +389,3 @@ def test_errors_at_build_and_call() -> None:
     for name in ("matrix", "condense"):
         with pytest.raises(ValueError, match="has not been built"):
             getattr(OrthogonalDense(), name)()
-    with pytest.raises(ValueError, match="has not been built"):
-        OrthogonalDense().inverse(random(2, 3))

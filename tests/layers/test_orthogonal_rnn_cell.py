@@ -161,6 +161,8 @@ def test_regularizers_see_their_weights() -> None:
         ({"transition": "householder", "reflections": 0}, r"Expected 1 ≤ k ≤ d. Received: 0"),
         ({"recurrent_initializer": np.ones((4, 4))}, "Expected an orthogonal matrix"),
         ({"dtype": "int32"}, "floating-point"),
+        ({"dropout": 2.0}, r"Expected a number with 0 ≤ dropout ≤ 1. Received: 2.0"),
+        ({"recurrent_dropout": "much"}, r"Expected a number with 0 ≤ recurrent_dropout ≤ 1. Received: 'much'"),
     ],
 )
 def test_errors(arguments: dict[str, Any], message: str) -> None:

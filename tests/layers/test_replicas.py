@@ -40,11 +40,37 @@ PROGRAM = """
 """
 
 
+FLOWS = """
+    import tensorflow as tf
+    from keras_auxref import Flow, Glow
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    for make in (lambda: Glow((8, 8, 3), steps=1, hidden=4), lambda: Flow(3, steps=1, hidden=4)):
+        with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+            try:
+                make()
+            except ValueError as error:
+                assert "Received: one with 2 replicas. For several devices take Keras on JAX" in str(error), error
+                print("refused")
+        with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+            make()
+"""
+
+
+def _run(program, folder):
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONFAULTHANDLER": "1"}
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
 @pytest.mark.slow
 def test_two_replicas_train_as_one(tmp_path):
-    program = textwrap.dedent(PROGRAM)
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONFAULTHANDLER": "1"}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["same"]
+    assert _run(PROGRAM, tmp_path) == ["same"]
+
+
+@pytest.mark.slow
+def test_flows_refuse_two_replicas(tmp_path):
+    assert _run(FLOWS, tmp_path) == ["refused", "refused"]

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from keras_auxref import initializers
-from keras_auxref.layers import AuxReflection, InvertibleDense, OrthogonalDense, OrthogonalRNNCell, SVDDense
-from tests.support import orthogonal, relative
+from keras_auxref.flows import InvertibleDense
+from keras_auxref.layers import AuxReflection, OrthogonalDense, OrthogonalRNNCell, SVDDense
+from tests.support import orthogonal, pairwise, relative
 
 D = 6
 LAYERS = {
@@ -59,9 +60,10 @@ def test_starts_there(name, start):
         np.testing.assert_allclose(_matrix(again), matrix, atol=1e-6)
 
 
-@pytest.mark.parametrize("start", ["base class", "array"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "mixed_float16", "mixed_bfloat16", "float64"])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    ("name", "dtype", "start"),
+    pairwise(LAYERS, ["float16", "bfloat16", "mixed_float16", "mixed_bfloat16", "float64"], ["base class", "array"]),
+)
 def test_starts_there_in_every_precision(name, start, dtype):
     layer = LAYERS[name](STARTS[start], dtype)
     layer.build((None, D))

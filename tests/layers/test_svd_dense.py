@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_auxref import AuxReflection, OrthogonalDense, SVDDense
+from keras_auxref import AuxReflection, OrthogonalDense, SVDDense, kernels
 from keras_auxref.initializers import ReflectionOf
-from tests.support import assert_agree
+from tests.support import assert_agree, jacobians
 
 MAPS = ["aux", "householder", "cayley", "exp"]
 
@@ -72,7 +72,7 @@ def test_acts_on_the_last_axis(map: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("bounds", [None, (0.5, 1.5), (0.0, 100.0), (0.99, 1.01)])
 def test_singular_values_start_in_the_papers_interval(bounds: tuple[float, float] | None) -> None:
-    layer = SVDDense(singular_bounds=bounds)
+    layer = SVDDense(map="householder", reflections=1, singular_bounds=bounds)
     layer.build((None, 2000))
     sigma = layer.singular_values.numpy()
     assert 0.98999 <= sigma.min() < 0.9905
@@ -186,6 +186,11 @@ def test_masks_and_unknown_axes() -> None:
         ({"singular_bounds": (0.5, 1.0)}, "must contain the start"),
         ({"singular_bounds": (-1.0, 2.0)}, "must contain the start"),
         ({"singular_bounds": 2.0}, r"Expected \(low, high\). Received: 2.0"),
+        ({"singular_bounds": ("a", "b")}, r"two numbers. Expected \(low, high\). Received: \('a', 'b'\)"),
+        ({"map": "householder", "rank": 0}, r"Expected an integer 1 ≤ rank ≤ min\(d, units\). Received: 0"),
+        ({"map": "householder", "units": 3, "rank": 4}, r"Expected an integer 1 ≤ rank ≤ min\(d, units\). Received: 4"),
+        ({"rank": 2}, r"auxiliary reflections.*Expected map=\"householder\" with `rank`. Received: map='aux', rank=2"),
+        ({"map": "exp", "rank": 2}, "Received: map='exp', rank=2"),
     ],
 )
 def test_errors_at_construction(arguments: dict[str, Any], message: str) -> None:
@@ -193,7 +198,53 @@ def test_errors_at_construction(arguments: dict[str, Any], message: str) -> None
         SVDDense(**arguments)
 
 
+@pytest.mark.parametrize(("units", "rank"), [(4, 2), (9, 6), (None, 6)])
+def test_thin_maps(units: int | None, rank: int, tmp_path: Path) -> None:
+    layer = SVDDense(units, "householder", rank=rank, use_bias=True, singular_bounds=(0.5, 2.0))
+    model = keras.Sequential([keras.Input((6,)), layer])
+    width = units or 6
+    assert layer.count_params() == rank * (6 + width) + rank + width
+    layer.singular_weight.assign(np.linspace(-2, 2, rank))
+    x = random(5, 6)
+    u, v = layer.u.matrix.numpy(), layer.v.matrix.numpy()
+    assert (u.shape, v.shape) == ((width, rank), (rank, 6))
+    matrix = u @ np.diag(layer.singular_values) @ v
+    np.testing.assert_allclose(layer(x), x @ matrix.T, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.svd(matrix)[1][:rank], np.sort(layer.singular_values)[::-1], rtol=1e-5)
+    np.testing.assert_allclose(layer.condense()(x), x @ matrix.T, atol=1e-5)
+    model.compile("sgd", "mse", jit_compile=False)
+    before = layer.get_weights()
+    model.fit(x, random(5, width), verbose=0)
+    assert all(np.abs(a - b).max() > 0 for a, b in zip(before, layer.get_weights(), strict=True))
+    model.save(tmp_path / "m.keras")
+    assert_agree(keras.models.load_model(tmp_path / "m.keras")(x), model(x))
+
+
+def test_thin_maps_are_inverted_where_they_are_square() -> None:
+    x = random(5, 6)
+    layer = SVDDense(map="householder", rank=6)
+    np.testing.assert_allclose(layer.inverse(layer(x)), x, atol=1e-5)
+    assert layer.certificate().invertible
+    with pytest.raises(
+        ValueError, match=r"last axis that the layer was built for. Expected shape \(..., 6\). Received: \(2, 3\)"
+    ):
+        layer.inverse(random(2, 3))
+    layer = SVDDense(map="householder", rank=5)
+    y = layer(x)
+    with pytest.raises(NotImplementedError, match="Received: a matrix of rank 5 in 6 dimensions has no inverse"):
+        layer.inverse(y)
+    assert "rank 5" in layer.certificate().reason
+
+
+def test_a_thin_map_after_many_features_is_small() -> None:
+    layer = SVDDense(10, "householder", rank=10)
+    layer.build((None, 2048))
+    assert layer.count_params() == 10 * (2048 + 10) + 10
+
+
 def test_errors_at_build() -> None:
+    with pytest.raises(ValueError, match=r"Expected rank ≤ 6. Received: 7"):
+        SVDDense(9, "householder", rank=7).build((None, 6))
     with pytest.raises(ValueError, match=r"Expected shape \(batch, ..., d\). Received: \(None, None\)"):
         SVDDense().build((None, None))
     with pytest.raises(ValueError, match=r"Expected 1 ≤ reflections ≤ 4. Received: 5"):
@@ -263,3 +314,42 @@ def test_a_singular_value_of_zero_is_not_certified() -> None:
     layer.build((None, 2))
     layer.singular_weight.assign([1.0, 0.0])
     assert "a singular value is zero" in layer.certificate().reason
+
+
+def test_bounds_with_auxiliary_reflections_come_with_a_proof() -> None:
+    """The Jacobian lies between the constants of the certificate, whatever the weights."""
+    layer, x = SVDDense(singular_bounds=(0.5, 2.0), kernel=kernels.RelaxedCayley(lipschitz=1.2), dtype="float64"), random(60, 4)
+    layer(x)
+    for weight in layer.trainable_weights:
+        weight.assign_add(3 * random(*weight.shape))
+    certificate = layer.certificate()
+    assert certificate.invertible
+    singular = np.linalg.svd(jacobians(layer, x.astype("float64")), compute_uv=False)
+    assert singular.max() <= certificate.lipschitz <= 2 * 1.2**2
+    assert singular.min() >= 1 / certificate.inverse_lipschitz
+    assert isinstance(SVDDense(singular_bounds=(0.5, 2.0)).u.parametrization, kernels.RelaxedCayley)
+    assert isinstance(SVDDense().u.parametrization, kernels.Free)
+
+
+def test_bounds_of_a_shape_without_inverse() -> None:
+    layer = SVDDense(3, "exp", singular_bounds=(0.5, 2.0), activation="relu")
+    layer(random(2, 5))
+    certificate = layer.certificate()
+    assert not certificate.invertible
+    assert 1 < certificate.lipschitz <= 2.0001
+    assert certificate.inverse_lipschitz is None
+    tall = SVDDense(7, "exp", singular_bounds=(0.5, 2.0))
+    tall(random(2, 5))
+    assert tall.certificate().inverse_lipschitz <= 2.0001
+
+
+def test_a_free_kernel_with_bounds_is_what_earlier_files_have_and_says_what_it_lacks() -> None:
+    with pytest.warns(UserWarning, match="bounds σ and not the layer"):
+        layer = SVDDense(singular_bounds=(0.5, 2.0), kernel="free")
+    earlier = layer.get_config()
+    del earlier["kernel"]
+    with pytest.warns(UserWarning, match="bounds σ and not the layer"):
+        loaded = SVDDense.from_config(earlier)
+    assert isinstance(loaded.u.parametrization, kernels.Free)
+    with pytest.raises(ValueError, match=r'Expected map="aux". Received: map=\'exp\', kernel=\'free\''):
+        SVDDense(map="exp", kernel="free")

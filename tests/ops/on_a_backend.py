@@ -160,6 +160,20 @@ if BACKEND == "jax":
     import jax
 
     jax.config.update("jax_enable_x64", True)
+    first, second = keras.ops.convert_to_tensor(x[:1], "float64"), keras.ops.convert_to_tensor(w, "float64")
+
+    def reflected(x):
+        u = second @ x[0]
+        return x[0] - 2 * u * (u @ x[0]) / (u @ u)
+
+    def log_det(x):
+        return jax.numpy.linalg.slogdet(jax.jacobian(reflected)(x)[:, 0])[1]
+
+    for label, function, plain in (("log_det_jacobian", ops.log_det_jacobian, log_det), ("reflect", ops.reflect, reflected)):
+        total = lambda x: keras.ops.sum(keras.ops.sin(function(x, second)))  # noqa: B023, E731
+        slopes = np.asarray(jax.hessian(lambda x: keras.ops.sum(keras.ops.sin(plain(x))))(first))[0, :, 0]  # noqa: B023
+        for how, hessian in (("forward", jax.hessian(total)), ("reverse", jax.jacrev(jax.grad(total)))):
+            found[f"{how} hessian of {label}"] = worst(hessian(first)[0, :, 0], slopes)
 r, r_tilde = np.triu(triangles)
 exact = x[:, :3] + np.einsum("nij,nj->ni", r, np.tanh(np.einsum("nij,nj->ni", r_tilde, x[:, :3]) + shift))
 double = [keras.ops.convert_to_tensor(t, "float64") for t in (x[:, :3], r, r_tilde, shift)]

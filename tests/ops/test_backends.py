@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_every_function_on_every_backend(backend):
     if importlib.util.find_spec(backend) is None:
@@ -63,3 +64,37 @@ def test_derivatives_of_upper_triangles_on_jax(rng):
             )
             for a, e in zip(computed, expected, strict=True):
                 np.testing.assert_allclose(a, e, rtol=1e-10, atol=1e-11)
+
+
+def test_on_jax_a_function_is_compiled_once_for_its_shapes():
+    """Eager calls find it again: to compile an inverse takes seconds."""
+    pytest.importorskip("jax")
+    from keras_auxref.ops.backend.jax import shared
+
+    traced = []
+
+    def function(x, *, power):
+        traced.append(power)
+        return x**power
+
+    for _ in range(3):
+        np.testing.assert_allclose(shared(function, np.full(2, 3.0, "float32"), power=2), 9)
+    assert traced == [2]
+    shared(function, np.full(2, 3.0, "float32"), power=3)
+    shared(function, np.full(4, 3.0, "float32"), power=3)
+    assert traced == [2, 3, 3]
+
+
+@pytest.mark.parametrize("many", [3, 40])
+def test_on_jax_only_some_rows_are_replaced(rng, many):
+    pytest.importorskip("jax")
+    import jax.numpy as jnp
+
+    from keras_auxref.ops.backend.jax import only_rows
+
+    x, current = jnp.asarray(rng.normal(size=(2, many, 4)).astype("float32"))
+    for share in (0.0, 0.2, 1.0):
+        chosen = jnp.asarray(rng.uniform(size=(many, 1)) < share)
+        rows, total = only_rows(chosen, lambda x, y: (x + y, x.sum()), current, x, x, total=jnp.float32(1))
+        np.testing.assert_allclose(rows, np.where(chosen, 2 * x, current), rtol=1e-6)
+        np.testing.assert_allclose(total, 1 + np.sum(chosen * x), rtol=1e-4, atol=1e-4)

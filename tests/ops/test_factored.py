@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from keras_auxref import ops
-from keras_auxref.ops._spread import _STEPS, LARGEST_CONDITION, newton_steps
-from tests.support import assert_agree, differences, gradients, orthogonal, reflect, relative
+from keras_auxref.ops.diagonal import _STEPS, LARGEST_CONDITION, newton_steps
+from tests.support import assert_agree, differences, gradients, orthogonal, pairwise, reflect, relative
 
 CONDITIONS = (1.0, 1.3, 1.65, 1.88, 1.99, 1.999, LARGEST_CONDITION)
 ROOT = Path(__file__).parents[2]
@@ -95,17 +95,16 @@ def test_density_integrates_to_one_on_the_circle():
         assert np.exp(log_det).mean() == pytest.approx(1, rel=1e-9)
 
 
-@pytest.mark.parametrize("condition", CONDITIONS)
-@pytest.mark.parametrize("d", [2, 3, 12, 48])
+@pytest.mark.parametrize(("condition", "d", "dtype"), pairwise(CONDITIONS, [2, 3, 12, 48], ["float32", "float64"]))
 def test_inverse_of_hostile_vectors(rng, dtype, d, condition):
     check_inverse(2000, d, condition, rng, dtype)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("d", [2, 3, 5, 12, 24, 48])
-def test_inverse_of_a_million_hostile_vectors(rng, dtype, d):
+@pytest.mark.parametrize("d", [2, 5, 24])
+def test_inverse_of_many_hostile_vectors(rng, dtype, d):
     for condition in CONDITIONS:
-        check_inverse(12_000, d, condition, rng, dtype)
+        check_inverse(6_000, d, condition, rng, dtype)
 
 
 def check_inverse(n, d, condition, rng, dtype):

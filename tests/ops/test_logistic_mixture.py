@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_auxref.ops import _logistic_mixture
-from keras_auxref.ops._logistic_mixture import STEPS, Mixture, evaluate, mixture_logit, mixture_logit_inverse
+from keras_auxref.ops import logistic_mixture
+from keras_auxref.ops.logistic_mixture import STEPS, Mixture, evaluate, mixture_logit, mixture_logit_inverse
 from tests.support import gradients
 
 WIDE = np.finfo(np.longdouble).maxexp > 10_000  # exp(±10⁴) is a number: so on x86, not everywhere
@@ -103,7 +103,7 @@ def test_round_trip_and_batches_of_one(rng, dtype):
 
 def test_steps_are_few(rng, dtype, monkeypatch):
     calls = []
-    monkeypatch.setattr(_logistic_mixture, "evaluate", lambda *a: calls.append(1) or evaluate(*a))
+    monkeypatch.setattr(logistic_mixture, "evaluate", lambda *a: calls.append(1) or evaluate(*a))
     mixture = as_mixture(random_mixture(rng, 2000, 8, 3.0, 2.0), dtype)
     mixture_logit_inverse(tf.constant(5 * rng.normal(size=2000), dtype), mixture)
     assert 3 < len(calls) - 3 < 20 < STEPS[dtype]

@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras_auxref import ops
 from keras_auxref.ops.cayley import cayley_inverse
 from keras_auxref.ops.matrix_exp import _exp_static, matrix_exp_inverse
+from tests.support import pairwise
 
 MAPS = {"cayley": ops.cayley, "exp": ops.matrix_exp, "exp_static": _exp_static}
 EPSILON = {"float32": 2.0**-23, "float64": 2.0**-52}
@@ -54,10 +55,10 @@ def orthogonality(u: np.ndarray) -> float:
     return float(np.linalg.norm(u.T @ u - np.eye(len(u))) / np.sqrt(len(u)))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("norm", [0.0, 1e-30, 1e-4, 0.5, 1.0, 2.3, 3.0, 10.0, 30.0])
-@pytest.mark.parametrize("d", [1, 2, 5, 60])
-@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize(
+    ("name", "norm", "d", "dtype"),
+    pairwise(MAPS, [0.0, 1e-30, 1e-4, 0.5, 1.0, 2.3, 3.0, 10.0, 30.0], [1, 2, 5, 60], EPSILON),
+)
 def test_exact_to_precision_and_orthogonal(name: str, d: int, norm: float, dtype: str) -> None:
     a = random(d, norm, dtype)
     u = MAPS[name](a)
@@ -74,10 +75,7 @@ def test_zero_is_the_identity_exactly(name: str) -> None:
     np.testing.assert_array_equal(MAPS[name](symmetric), np.eye(4))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("norm", [1e3, 1e6, 1e12, 1e30])
-@pytest.mark.parametrize("d", [5, 40])
-@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize(("name", "norm", "d", "dtype"), pairwise(MAPS, [1e3, 1e6, 1e12, 1e30], [5, 40], EPSILON))
 def test_orthogonal_with_a_finite_gradient_however_large(name: str, d: int, norm: float, dtype: str) -> None:
     a = tf.constant(random(d, norm, dtype))
     with tf.GradientTape() as tape:
@@ -164,8 +162,7 @@ def test_half_precision_is_computed_in_float32(name: str, dtype: str) -> None:
     np.testing.assert_allclose(tf.cast(u, "float64"), reference(name, tf.cast(a, "float64").numpy()), atol=0.01)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("d", [1, 2, 3, 10, 31])
+@pytest.mark.parametrize(("d", "dtype"), [(1, "float64"), (2, "float32"), (3, "float64"), (10, "float32"), (31, "float64")])
 def test_inverses_reproduce_a_rotation(d: int, dtype: str) -> None:
     u = random_rotation(d).astype(dtype)
     for inverse, name in ((cayley_inverse, "cayley"), (matrix_exp_inverse, "exp")):

@@ -9,7 +9,8 @@ from keras_auxref import kernels, ops
 from tests.support import certified, orthogonal
 
 pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.NonInteractiveExampleWarning")
-SETTINGS = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+# The same examples in every run, and none from a file that processes share.
+SETTINGS = settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 shapes = st.tuples(st.lists(st.integers(1, 3), max_size=3), st.integers(1, 9))
 scales = st.sampled_from([1e-30, 1e-12, 1.0, 1e12, 1e30])

@@ -88,9 +88,9 @@ def test_gradients_agree_with_automatic_differentiation(transition: str, activat
         assert support.relative(a, b) < 1e-12
 
 
-@pytest.mark.parametrize("inside", ["eager", "graph", "xla"])
-@pytest.mark.parametrize("return_sequences", [False, True])
-@pytest.mark.parametrize("transition", TRANSITIONS)
+@pytest.mark.parametrize(
+    ("inside", "transition", "return_sequences"), support.pairwise(["eager", "graph", "xla"], TRANSITIONS, [False, True])
+)
 def test_without_the_closed_form(transition: str, return_sequences: bool, inside: str) -> None:
     arguments = case("modrelu", steps=4)
     arguments[1][1] = 0

@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from keras_auxref import ops
+from keras_auxref.ops.reflect import central_coefficient
 from tests.support import differences, gradients, orthogonal, reflect, relative, weighted_gradient
 
 
@@ -67,6 +68,14 @@ def test_real_reflections_are_not_swallowed():
     diagonal[:2] = 1, 5e-5
     x = np.eye(784, dtype="float32")[:3]
     np.testing.assert_allclose(ops.reflect(x, np.diag(diagonal)), x * np.array([[-1], [-1], [1]]), atol=1e-6)
+
+
+def test_the_central_coefficient_is_that_of_every_vector_for_an_orthogonal_map(rng):
+    for size in (1e-30, 1.0, 1e30):
+        w = size * (np.eye(5) - orthogonal(5, rng))
+        np.testing.assert_allclose(central_coefficient(tf.constant(w)) * size, 1, rtol=1e-12)
+    w = rng.normal(size=(5, 5))
+    np.testing.assert_allclose(central_coefficient(tf.constant(w)), 2 * np.trace(w) / np.sum(w**2), rtol=1e-12)
 
 
 def test_preserves_norms_and_is_homogeneous(rng):

@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras_auxref import ops
 from keras_auxref.ops.factors import PAIRED, ROUTES, ROWS, SYMMETRIC
 from keras_auxref.ops.reflect import central_coefficient
-from keras_auxref.ops.resolvent import resolvent_of
+from keras_auxref.ops.resolvent import Paired, Rows
 from keras_auxref.ops.secular import solve_secular
 from tests.support import orthogonal
 
@@ -25,7 +25,7 @@ def _search(w, y, route, dtype, null=None, start=None, **options):
     dtype = "float64" if ROUTES[route].wide else dtype
     normal, rows = factors.w.numpy(), tf.constant(y, dtype)
     null = np.zeros((len(y), 1), bool) if null is None else null
-    resolvent = resolvent_of(factors, ROUTES[route], dtype)
+    resolvent = (Rows if route == ROWS else Paired)(factors, dtype)
     start = central_coefficient(factors.w) if start is None else tf.constant(start, tf.float64)
     wy = rows @ tf.constant(normal.T, dtype)
     options = {"max_steps": 100, **options}

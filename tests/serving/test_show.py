@@ -1,6 +1,7 @@
 import os
 import runpy
 import sys
+import tempfile
 
 import keras
 import numpy as np
@@ -22,13 +23,16 @@ def flow(tmp_path_factory):
 
 def test_prints_signatures_and_draws_samples(flow, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     main([str(flow)])
+    assert [path.name for path in tmp_path.iterdir()] == ["temporary"]  # nothing is left where it was called
     shown = capsys.readouterr().out
     assert "tiny, version 12:" in shown
     for line in ("← images: (batch, 4, 4, 1) float32", "→ log_prob: (batch) float32", "← n: number, int32"):
         assert line in shown
     assert shown.index("serving_default") < shown.index("decode") < shown.index("sample")
-    first = tf.io.decode_png((tmp_path / "tiny-samples.png").read_bytes()).numpy()
+    first = tf.io.decode_png((tmp_path / "temporary" / "tiny-samples.png").read_bytes()).numpy()
     assert first.shape[0] == first.shape[1] > 4 * 4 * 24
     assert len(np.unique(first)) > 20
     main([str(flow / "1"), "--output", "deep/again.png", "--samples", "16"])

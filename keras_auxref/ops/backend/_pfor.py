@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 
-def let_vectorise(outputs: Any, call: Callable[..., Any], arguments: tuple[Any, ...], rows: int) -> None:
+def let_vectorise(outputs: object, call: Callable[..., object], arguments: tuple[object, ...], rows: int) -> None:
     """Tells TensorFlow how to vectorise `outputs = call(*arguments)`, where the first `rows` arguments are (n, …).
 
     TensorFlow vectorises a function operation by operation, and has no way for those of variable size, such as the picking of
@@ -36,7 +36,7 @@ def let_vectorise(outputs: Any, call: Callable[..., Any], arguments: tuple[Any, 
         results = tf.nest.flatten(call(*tf.nest.pack_sequence_as(arguments, given)))
         return [result for result in results if result is not None]
 
-    def convert(pfor_input: Any) -> list[Any]:
+    def convert(pfor_input: Any) -> list[object]:
         from tensorflow.python.ops.parallel_for.pfor import wrap
 
         tensors = [wrapped.t for wrapped in pfor_input.inputs]

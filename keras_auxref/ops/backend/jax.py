@@ -1,11 +1,21 @@
 """JAX: eager and under jit, in float64 where `jax_enable_x64` is set."""
 
-from collections.abc import Callable
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import jax
+import jax.experimental.sparse
 import jax.numpy as jnp
 import keras
+import numpy as np
+
+from keras_auxref.ops.backend._scan import Scan as Loop
+from keras_auxref.typing import Tensor
+
+__all__ = ["Loop"]
+T = TypeVar("T")
+N = TypeVar("N")
 
 
 def wide_dtype() -> str:
@@ -13,17 +23,57 @@ def wide_dtype() -> str:
     return "float64" if jax.config.jax_enable_x64 else "float32"
 
 
-def inside_xla() -> bool:
-    """XLA is everywhere in JAX, with an eigendecomposition of general matrices and an exact one of symmetric ones."""
-    return False
+def is_concrete(tensor: object) -> bool:
+    """Whether the values of a tensor can be read now: not while JAX traces."""
+    return not isinstance(tensor, jax.core.Tracer)
 
 
-def tanh(x: Any) -> Any:
-    """tanh in the dtype of x: Keras' own passes float64 through float32 on JAX."""
+def kind_of(tensor: object) -> str:
+    """Whether a tensor is "dense", or "sparse" as JAX's BCOO."""
+    return "sparse" if isinstance(tensor, jax.experimental.sparse.JAXSparse) else "dense"
+
+
+def compiled(method: Callable[..., T]) -> Callable[..., T]:
+    """A method of a model as a `jax.jit` of the function of the model's weights and the arguments."""
+    name = f"_jitted_{method.__name__}"
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Tensor | None) -> T:
+        if name not in self.__dict__:
+            # Outside what Keras tracks. The function holds the model and the model the function: they go together.
+            def pure(values: list[Tensor], *args: object) -> T:
+                with keras.StatelessScope(state_mapping=list(zip(self.variables, values, strict=True))):
+                    return method(self, *args)
+
+            object.__setattr__(self, name, jax.jit(pure))
+        return self.__dict__[name]([variable.value for variable in self.variables], *args)
+
+    return call
+
+
+def at_the_start(method: Callable[..., T]) -> Callable[..., T]:
+    """A method of a layer that runs a few times, on numbers: here compiled, since eagerly XLA compiles every operation in it.
+
+    A method that looks at values cannot be, and runs as it is.
+    """
+    jitted = compiled(method)
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Tensor | None) -> T:
+        try:
+            return jitted(self, *args)
+        except jax.errors.JAXTypeError:
+            return method(self, *args)
+
+    return call
+
+
+def tanh(x: Tensor) -> Tensor:
+    """tanh in the dtype of x: Keras' own passes float64 through float32."""
     return keras.ops.tanh(x) if isinstance(x, keras.KerasTensor) else jnp.tanh(x)
 
 
-def solve_upper(t: Any, b: Any) -> Any:
+def solve_upper(t: Tensor, b: Tensor) -> Tensor:
     """T⁻¹b for an upper triangular T of (m, m), by its inverse: for a T whose inverse has no large entries.
 
     XLA's triangular solve is a call of LAPACK, whose threads wait for the cores that XLA's own are on: a millisecond for a matrix
@@ -35,7 +85,7 @@ def solve_upper(t: Any, b: Any) -> Any:
 
 
 @jax.custom_jvp
-def _inverse_upper(t: Any) -> Any:
+def _inverse_upper(t: jax.Array) -> jax.Array:
     """T⁻¹ from the inverses of its diagonal blocks, of one entry, of two, of four, …: about log₂ m products of small matrices.
 
     [[A, B], [0, C]]⁻¹ = [[A⁻¹, −A⁻¹BC⁻¹], [0, C⁻¹]].
@@ -56,85 +106,139 @@ def _inverse_upper(t: Any) -> Any:
 
 
 @_inverse_upper.defjvp
-def _inverse_upper_jvp(primals: Any, tangents: Any) -> Any:
+def _inverse_upper_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     """−T⁻¹ Ṫ T⁻¹."""
     inverse = _inverse_upper(*primals)
     return inverse, -_exactly(inverse, _exactly(jnp.triu(tangents[0]), inverse))
 
 
-def _exactly(a: Any, b: Any) -> Any:
+def _exactly(a: Tensor, b: Tensor) -> Tensor:
     """a b in full precision, which accelerators do not take by default."""
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
 
-def vjp(function: Callable[..., Any]) -> Callable[..., Any]:
+def vjp(function: Callable[..., object]) -> Callable[..., tuple[Tensor, ...]]:
     """(cotangents, *arguments) → gradients: the vector-Jacobian product of a function, by automatic differentiation."""
     return lambda cotangents, *arguments: jax.vjp(function, *arguments)[1](cotangents)
 
 
 def closed_form(
-    forward: Callable[..., Any],
-    backward: Callable[..., Any],
-    reference: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    constants: Any = (),
-    plain: Callable[..., Any] | None = None,
-) -> Any:
+    forward: Callable[..., tuple[T, object]],
+    backward: Callable[..., Iterable[Tensor | None]],
+    reference: Callable[..., Iterable[Tensor]],
+    arguments: tuple[object, ...],
+    constants: object = (),
+    plain: Callable[..., T] | None = None,
+) -> T:
     """forward(*arguments, constants), differentiated by `backward`, and a second time through `reference`.
 
-    The arguments are those of the TensorFlow version. Forward mode is refused by JAX.
+    The arguments are those of the TensorFlow version. JAX refuses forward mode for the function itself; for its gradient, as in
+    `jax.hessian`, it works where there is a `plain`.
     """
 
     @jax.custom_vjp
-    def both(constants: Any, *arguments: Any) -> Any:
+    def both(constants: object, *arguments: Tensor) -> tuple[T, object]:
         return forward(*arguments, constants)
 
-    def both_forward(constants: Any, *arguments: Any) -> Any:
-        # The function itself, whose own rule a second derivative then uses.
-        outputs, saved = both(constants, *arguments)
+    def both_forward(constants: object, *arguments: Tensor) -> tuple[tuple[T, object], object]:
+        # Without `plain` the function itself, whose own rule a second derivative then uses.
+        outputs, saved = both(constants, *arguments) if plain is None else value(constants, *arguments)
         return (outputs, saved), (constants, arguments, saved)
+
+    @jax.custom_jvp
+    def value(constants: object, *arguments: Tensor) -> tuple[T, object]:
+        return forward(*arguments, constants)
+
+    @value.defjvp
+    def value_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+        outputs, saved = value(*primals)
+        moved = jax.jvp(plain, primals[1:], tangents[1:])[1]
+        return (outputs, saved), (moved, jax.tree.map(_still, saved))
 
     def both_backward(residuals: Any, cotangents: Any) -> Any:
         constants, arguments, saved = residuals
         return (None, *gradient((constants, saved), cotangents[0], *arguments))
 
-    @jax.custom_vjp
+    @jax.custom_jvp
     def gradient(kept: Any, cotangents: Any, *arguments: Any) -> Any:
         constants, saved = kept
         return tuple(backward(cotangents, saved, *arguments, constants))
 
-    def gradient_forward(kept: Any, cotangents: Any, *arguments: Any) -> Any:
-        return gradient(kept, cotangents, *arguments), (kept[0], cotangents, arguments)
-
-    def gradient_backward(residuals: Any, seconds: Any) -> Any:
-        constants, cotangents, arguments = residuals
-        plain = lambda cotangents, *arguments: tuple(reference(cotangents, *arguments, constants))  # noqa: E731
-        return (None, *jax.vjp(plain, cotangents, *arguments)[1](seconds))
+    @gradient.defjvp
+    def gradient_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+        constants = primals[0][0]
+        again = lambda *tensors: tuple(reference(*tensors, constants))  # noqa: E731
+        return gradient(*primals), jax.jvp(again, primals[1:], tangents[1:])[1]
 
     both.defvjp(both_forward, both_backward)
-    gradient.defvjp(gradient_forward, gradient_backward)
     return both(constants, *arguments)[0]
 
 
-def shared(function: Callable[..., Any], *arguments: Any, rows: int = 0, **static: Any) -> Any:
-    """function(*arguments, **static): XLA finds what is the same by itself."""
-    return function(*arguments, **static)
+def _still(x: Tensor) -> Tensor | np.ndarray:
+    """The tangent of a constant."""
+    return jnp.zeros_like(x) if jnp.issubdtype(x.dtype, jnp.inexact) else np.zeros(x.shape, jax.dtypes.float0)
+
+
+def shared(function: Callable[..., T], *arguments: object, rows: int = 0, **static: object) -> T:
+    """function(*arguments, **static), compiled once for its shapes and dtypes, and found again by every later call."""
+    return _compiled(function, tuple(sorted(static.items())))(*arguments)
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(function: Callable[..., Any], static: tuple[tuple[str, Any], ...]) -> Any:
+    return jax.jit(functools.partial(function, **dict(static)))
 
 
 def picks_rows() -> bool:
-    """Whether `only_rows` costs in proportion to the rows that are chosen: shapes are static here."""
-    return False
+    """Whether `only_rows` costs in proportion to the rows that are chosen."""
+    return True
 
 
-def only_rows(chosen: Any, function: Callable[..., Any], current: Any, *rows: Any, total: Any = ()) -> Any:
+def only_rows(
+    chosen: Tensor, function: Callable[..., tuple[N, object]], current: N, *rows: object, total: object = ()
+) -> tuple[N, object]:
     """`current`, a nest of (n, …), with the rows where `chosen` (n, 1) replaced by what a function gives for these rows alone.
 
-    The arguments are those of the TensorFlow version. All rows are computed, if any is chosen.
+    The arguments are those of the TensorFlow version. Shapes are static here: rows are taken by the sixteenth of a batch, until
+    none is left.
     """
+    many = chosen.shape[0]
+    if many == 0:
+        return current, total
+    few = min(many, max(8, many // 16))
 
-    def replaced() -> Any:
-        masked = jax.tree.map(lambda t: jnp.where(chosen, t, 0), rows[0])
-        new, extra = function(masked, *rows[1:])
-        return jax.tree.map(lambda a, b: jnp.where(chosen, a, b), new, current), jax.tree.map(jnp.add, total, extra)
+    def some(state: Any) -> Any:
+        left, current, total = state
+        index = jax.lax.top_k(left[:, 0].astype("int32"), few)[1]
+        mine = left[index]
+        first, *others = jax.tree.map(lambda t: t[index], rows)
+        new, extra = function(jax.tree.map(lambda t: jnp.where(mine, t, 0), first), *others)
+        current = jax.tree.map(lambda a, b: b.at[index].set(jnp.where(mine, a, b[index])), new, current)
+        return left.at[index].set(False), current, jax.tree.map(jnp.add, total, extra)
 
-    return jax.lax.cond(jnp.any(chosen), replaced, lambda: (current, total))
+    return jax.lax.while_loop(lambda state: jnp.any(state[0]), some, (chosen, current, total))[1:]
+
+
+def prefers_loops(x: Tensor) -> bool:
+    """Whether equal steps on x run faster as a loop than written out: under `jit` yes, eagerly no.
+
+    XLA on a CPU has its fast convolution only outside loops: images would take 20 times as long inside one.
+    """
+    return isinstance(x, jax.core.Tracer) and (len(x.shape) <= 2 or jax.default_backend() != "cpu")
+
+
+def loop(
+    body: Callable[..., tuple[T, list[Tensor]]], carry: T, steps: list[Tensor], states: list[Tensor], reverse: bool = False
+) -> tuple[T, list[Tensor]]:
+    """One loop over the first axis of all `steps` and `states`. See the TensorFlow version."""
+    return jax.lax.scan(lambda carry, slices: body(carry, *slices), carry, (steps, states), reverse=reverse)
+
+
+def recomputed(function: Callable[..., T]) -> Callable[..., T]:
+    """A function of tensors that keeps nothing but its arguments for the backward pass, and is computed again there."""
+    return keras.remat(function)
+
+
+def together(*tensors: Any) -> tuple[Any, ...]:
+    """The same tensors, each of which is there only when all are, so that what follows from one does not run ahead."""
+    return jax.lax.optimization_barrier(tensors)

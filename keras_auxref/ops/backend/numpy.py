@@ -1,9 +1,18 @@
-"""NumPy and whatever else Keras runs on: values without gradients."""
+"""The defaults, for what a backend does not do in its own way. Without a module of its own, as NumPy, it has no gradients."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias, TypeVar
 
 import keras
+
+from keras_auxref.ops.backend._philox import philox_normal, philox_uniform
+from keras_auxref.typing import Tensor
+
+T = TypeVar("T")
+N = TypeVar("N")
+Sizes: TypeAlias = Tensor | tuple[int | Tensor, ...] | list[int]
+"""Whole numbers, each known or a tensor."""
 
 
 def wide_dtype() -> str:
@@ -11,39 +20,84 @@ def wide_dtype() -> str:
     return "float64"
 
 
+def as_tensor(value: object) -> Tensor:
+    """A tensor, and not a variable."""
+    return keras.ops.convert_to_tensor(value)
+
+
+def kind_of(tensor: object) -> str:
+    """Whether a tensor is "dense", "sparse" or "ragged"."""
+    return "dense"
+
+
+def is_concrete(tensor: object) -> bool:
+    """Whether the values of a tensor can be read now."""
+    return True
+
+
 def inside_xla() -> bool:
-    """No."""
+    """Whether TensorFlow traces for XLA, which lacks operations there."""
     return False
 
 
-def tanh(x: Any) -> Any:
-    """tanh in the dtype of x: Keras' own passes float64 through float32 on JAX."""
+def outside_graphs() -> AbstractContextManager[object]:
+    """The scope in which initial values are numbers and not nodes of the graph being traced."""
+    return nullcontext()
+
+
+def at_the_start(method: Callable[..., T]) -> Callable[..., T]:
+    """A method of a layer that runs a few times, on numbers: as it is."""
+    return method
+
+
+def compiled(method: Callable[..., T]) -> Callable[..., T]:
+    """A method of a model that only computes from tensors, compiled. Gradients pass through, to arguments and to weights."""
+    return method
+
+
+def normal(shape: Sizes, seed: Sizes, dtype: str) -> Tensor:
+    """Draws from N(0, 1), the same for the same pair of whole numbers as seed on every backend."""
+    return keras.ops.convert_to_tensor(philox_normal(_numbers(shape), _numbers(seed), dtype), dtype=dtype)
+
+
+def uniform(shape: Sizes, seed: Sizes, dtype: str) -> Tensor:
+    """Draws from the uniform distribution on [0, 1), the same for the same pair of whole numbers as seed on every backend."""
+    return keras.ops.convert_to_tensor(philox_uniform(_numbers(shape), _numbers(seed), dtype), dtype=dtype)
+
+
+def _numbers(values: Any) -> Any:
+    values = values if isinstance(values, tuple | list) else keras.ops.convert_to_numpy(values)
+    return tuple(int(value) for value in values)
+
+
+def tanh(x: Tensor) -> Tensor:
+    """tanh in the dtype of x: Keras' own passes float64 through float32 on JAX and torch."""
     return keras.ops.tanh(x)
 
 
-def solve_upper(t: Any, b: Any) -> Any:
+def solve_upper(t: Tensor, b: Tensor) -> Tensor:
     """T⁻¹b for an upper triangular T of (m, m)."""
     return keras.ops.solve_triangular(t, b)
 
 
-def vjp(function: Callable[..., Any]) -> Callable[..., Any]:
-    """There is no automatic differentiation."""
+def vjp(function: Callable[..., object]) -> Callable[..., tuple[Tensor, ...]]:
+    """(cotangents, *arguments) → gradients: the vector-Jacobian product of a function, by automatic differentiation."""
     raise NotImplementedError(f"Keras' backend {keras.backend.backend()!r} computes no gradients.")
 
 
 def closed_form(
-    forward: Callable[..., Any],
-    backward: Callable[..., Any],
-    reference: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    constants: Any = (),
-    plain: Callable[..., Any] | None = None,
-) -> Any:
-    """forward(*arguments, constants)."""
+    forward: Callable[..., tuple[T, object]],
+    backward: Callable[..., Iterable[Tensor | None]],
+    reference: Callable[..., Iterable[Tensor]],
+    arguments: tuple[object, ...],
+    constants: object = (),
+    plain: Callable[..., T] | None = None,
+) -> T:
+    """forward(*arguments, constants). The arguments are those of the TensorFlow version."""
     return forward(*arguments, constants)[0]
 
 
-def shared(function: Callable[..., Any], *arguments: Any, rows: int = 0, **static: Any) -> Any:
+def shared(function: Callable[..., T], *arguments: object, rows: int = 0, **static: object) -> T:
     """function(*arguments, **static)."""
     return function(*arguments, **static)
 
@@ -53,7 +107,9 @@ def picks_rows() -> bool:
     return False
 
 
-def only_rows(chosen: Any, function: Callable[..., Any], current: Any, *rows: Any, total: Any = ()) -> Any:
+def only_rows(
+    chosen: Tensor, function: Callable[..., tuple[N, object]], current: N, *rows: object, total: object = ()
+) -> tuple[N, object]:
     """`current`, a nest of (n, …), with the rows where `chosen` (n, 1) replaced by what a function gives for these rows alone.
 
     The arguments are those of the TensorFlow version. All rows are computed.
@@ -62,3 +118,30 @@ def only_rows(chosen: Any, function: Callable[..., Any], current: Any, *rows: An
     new, extra = function(masked, *rows[1:])
     current = keras.tree.map_structure(lambda a, b: keras.ops.where(chosen, a, b), new, current)
     return current, keras.tree.map_structure(lambda a, b: a + b, total, extra)
+
+
+def prefers_loops(x: Tensor) -> bool:
+    """Whether equal steps on x run faster as a loop than written out: here both are the same."""
+    return False
+
+
+def loop(
+    body: Callable[..., tuple[T, list[Tensor]]], carry: T, steps: list[Tensor], states: list[Tensor], reverse: bool = False
+) -> tuple[T, list[Tensor]]:
+    """Never asked for: steps are written out."""
+    raise NotImplementedError(f"Keras' backend {keras.backend.backend()!r} has no loops.")
+
+
+def recomputed(function: Callable[..., T]) -> Callable[..., T]:
+    """A function of tensors that keeps nothing but its arguments for the backward pass, and is computed again there."""
+    return function
+
+
+def together(*tensors: Any) -> tuple[Any, ...]:
+    """The same tensors, each of which is there only when all are: as always, where operations run in their order."""
+    return tensors
+
+
+def replicas() -> int:
+    """How many replicas of a model a strategy of `tf.distribute` trains at once."""
+    return 1

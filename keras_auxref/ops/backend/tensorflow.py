@@ -1,70 +1,94 @@
 """TensorFlow: eager, in graphs and under XLA."""
 
+import contextlib
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
 
 from keras_auxref.ops.backend._pfor import let_vectorise
+from keras_auxref.ops.backend._squaring import expm, squared, squared_vjp
+from keras_auxref.ops.backend._tape import inside_xla, vjp
+from keras_auxref.ops.backend._while import Loop
+from keras_auxref.ops.backend.numpy import Sizes
+from keras_auxref.typing import Tensor
 
-ZERO = tf.UnconnectedGradients.ZERO
-
-
-def wide_dtype() -> str:
-    """The most precise floating-point dtype."""
-    return "float64"
-
-
-def inside_xla() -> bool:
-    """True while tracing a `tf.function(jit_compile=True)`, where there is no eigendecomposition of a general matrix.
-
-    TensorFlow offers no public question for this; where the private one is missing, the answer is False, and XLA reports the
-    operation that it cannot compile.
-    """
-    if tf.executing_eagerly():
-        return False
-    try:
-        from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
-    except ImportError:
-        return False
-    return bool(GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+__all__ = ["Loop", "expm", "inside_xla", "squared", "squared_vjp", "vjp"]
+T = TypeVar("T")
+N = TypeVar("N")
 
 
-def tanh(x: Any) -> Any:
-    """tanh in the dtype of x: Keras' own passes float64 through float32 on JAX."""
-    return keras.ops.tanh(x)
+def as_tensor(value: object) -> tf.Tensor:
+    """A tensor: Keras gives a variable back as it is, and custom gradients refuse variables."""
+    return tf.convert_to_tensor(keras.ops.convert_to_tensor(value))
 
 
-def solve_upper(t: Any, b: Any) -> Any:
-    """T⁻¹b for an upper triangular T of (m, m)."""
-    return keras.ops.solve_triangular(t, b)
+def kind_of(tensor: object) -> str:
+    """Whether a tensor is "dense", "sparse" or "ragged"."""
+    if isinstance(tensor, tf.RaggedTensor):
+        return "ragged"
+    return "sparse" if isinstance(tensor, tf.SparseTensor | tf.IndexedSlices) else "dense"
 
 
-def vjp(function: Callable[..., Any]) -> Callable[..., Any]:
-    """(cotangents, *arguments) → gradients: the vector-Jacobian product of a function, by automatic differentiation."""
+def is_concrete(tensor: object) -> bool:
+    """Whether the values of a tensor can be read now: not of one of a function that is being traced, nor a variable there."""
+    return not tf.is_symbolic_tensor(tensor) if isinstance(tensor, tf.Tensor) else tf.executing_eagerly()
 
-    def gradient(cotangents: Any, *arguments: tf.Tensor) -> Any:
-        # In the body of a loop the tape does not see what is computed from the arguments themselves: TensorFlow moves it.
-        inputs = [tf.identity(argument) for argument in arguments]
-        with tf.GradientTape() as tape:
-            tape.watch(inputs)
-            outputs = function(*inputs)
-        outputs, cotangents = tf.nest.flatten(outputs), tf.nest.flatten(cotangents)
-        return tape.gradient(outputs, inputs, cotangents, unconnected_gradients=ZERO)
 
-    return gradient
+def outside_graphs() -> AbstractContextManager[object]:
+    """The scope in which initial values are numbers and not nodes of the graph being traced."""
+    return tf.init_scope()
+
+
+def compiled(method: Callable[..., T]) -> Callable[..., T]:
+    """A method of a model as a `tf.function`, traced once for all batch sizes. Its arguments are batches, or None."""
+    name = f"_traced_{method.__name__}"
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Tensor | None) -> T:
+        if name not in self.__dict__:
+            object.__setattr__(self, name, {})  # hidden from Keras' tracking
+        traced, args = self.__dict__[name], tuple(arg if arg is None else tf.convert_to_tensor(arg) for arg in args)
+        key = tuple(None if arg is None else (tuple(arg.shape[1:]), arg.dtype) for arg in args)
+        if key not in traced:
+            specs = [None if part is None else tf.TensorSpec((None, *part[0]), part[1]) for part in key]
+
+            def whole(*tensors: tf.Tensor) -> T:
+                given = iter(tensors)
+                return method(self, *(None if part is None else next(given) for part in key))
+
+            known = [spec for spec in specs if spec is not None]
+            traced[key] = tf.function(whole, input_signature=known, autograph=False)
+        return traced[key](*(arg for arg in args if arg is not None))
+
+    return call
+
+
+def normal(shape: Sizes, seed: Sizes, dtype: str) -> tf.Tensor:
+    """Draws from N(0, 1), the same for the same pair of whole numbers as seed on every backend."""
+    return tf.random.stateless_normal(shape, _as_int64(seed), dtype=dtype, alg="philox")
+
+
+def uniform(shape: Sizes, seed: Sizes, dtype: str) -> tf.Tensor:
+    """Draws from the uniform distribution on [0, 1), the same for the same pair of whole numbers as seed on every backend."""
+    return tf.random.stateless_uniform(shape, _as_int64(seed), dtype=dtype, alg="philox")
+
+
+def _as_int64(seed: Sizes) -> tf.Tensor:
+    return tf.cast(tf.convert_to_tensor(seed, dtype_hint=tf.int64), tf.int64)
 
 
 def closed_form(
-    forward: Callable[..., Any],
-    backward: Callable[..., Any],
-    reference: Callable[..., Any],
+    forward: Callable[..., tuple[T, object]],
+    backward: Callable[..., Iterable[Tensor | None]],
+    reference: Callable[..., Iterable[Tensor]],
     arguments: tuple[tf.Tensor, ...],
-    constants: Any = (),
-    plain: Callable[..., Any] | None = None,
-) -> Any:
+    constants: object = (),
+    plain: Callable[..., T] | None = None,
+) -> T:
     """forward(*arguments, constants), differentiated by `backward`, and a second time through `reference`.
 
     A gradient that is computed from saved intermediates is a constant to an outer tape, so that differentiating it again would
@@ -97,25 +121,48 @@ def closed_form(
 
         def gradient(*cotangents: tf.Tensor) -> Any:
             count = len(cotangents)
+            # In a graph this runs in that of the gradient. A tensor of the forward graph is brought there, because the graph of a
+            # second derivative sees no further than to the graph that it differentiates.
+            inputs = [tf.identity(argument) for argument in arguments]
+            kept = tf.nest.map_structure(lambda t: tf.identity(t) if tf.is_tensor(t) else t, constants)
 
             def pack(cotangents: Any) -> Any:
                 return cotangents[0] if count == 1 else tuple(cotangents)
+
+            if _saving():
+                first = backward(pack(cotangents), saved, *arguments, constants)
+                return [tf.raw_ops.PreventGradient(input=g, message=_ONCE) for g in first]
 
             @tf.custom_gradient
             def differentiable(*tensors: tf.Tensor) -> Any:
                 def second(*seconds: tf.Tensor) -> Any:
                     def plain(*tensors: tf.Tensor) -> Any:
-                        return reference(pack(tensors[:count]), *tensors[count:], constants)
+                        return reference(pack(tensors[:count]), *tensors[count:], kept)
 
                     return vjp(plain)(list(seconds), *tensors)
 
-                return backward(pack(tensors[:count]), saved, *tensors[count:], constants), second
+                return backward(pack(tensors[:count]), saved, *tensors[count:], kept), second
 
-            return differentiable(*cotangents, *arguments)
+            return differentiable(*cotangents, *inputs)
 
         return outputs, gradient
 
     return function(*arguments)
+
+
+_ONCE = "A SavedModel keeps the first derivatives of these layers. Second derivatives need the Keras model."
+
+
+def _saving() -> bool:
+    """Whether TensorFlow traces this gradient to put it in a SavedModel, which cannot hold the gradient of a gradient.
+
+    TensorFlow offers no public question for this; where the private one is missing, loading such a model logs a warning.
+    """
+    try:
+        from tensorflow.python.saved_model.save_context import in_save_context
+    except ImportError:
+        return False
+    return bool(in_save_context())
 
 
 def _forward_mode(arguments: tuple[tf.Tensor, ...]) -> bool:
@@ -127,7 +174,7 @@ def _forward_mode(arguments: tuple[tf.Tensor, ...]) -> bool:
     return bool(pack_tangents(list(arguments)).tangents)
 
 
-def shared(function: Callable[..., Any], *arguments: Any, rows: int = 0, **static: Any) -> Any:
+def shared(function: Callable[..., T], *arguments: object, rows: int = 0, **static: object) -> T:
     """function(*arguments, **static), in a graph as the call of a function that is traced once for its shapes and dtypes.
 
     The functions that factor W and use its factors hold a branch for every way in which that may turn out. A flow has dozens of
@@ -136,7 +183,7 @@ def shared(function: Callable[..., Any], *arguments: Any, rows: int = 0, **stati
 
     Args:
         function: A function of a module, of nests of tensors (and of integers, which stay what they are). It is a constant to
-            automatic differentiation: call it inside of a closed form.
+            automatic differentiation: call it inside a closed form.
         *arguments: Its positional arguments.
         rows: How many of its first arguments are batches of rows, (n, …), as all its outputs then are: `tf.vectorized_map` makes
             one call with the rows of all iterations. With 0 it calls the function once for each.
@@ -144,12 +191,24 @@ def shared(function: Callable[..., Any], *arguments: Any, rows: int = 0, **stati
     """
     if tf.executing_eagerly():
         return function(*arguments, **static)
-    # Without a way for gradients into the function, TensorFlow does not build its gradient beside it.
+    # Where no tape looks, TensorFlow does not build the gradient of the function beside it.
     arguments = tf.nest.map_structure(lambda t: tf.stop_gradient(t) if tf.is_tensor(t) else t, arguments)
     call = _traced(function, tuple(sorted(static.items())), inside_xla())
-    outputs = call(*arguments)
+    call.get_concrete_function(*arguments)  # traced with tapes at work, because the function may have some of its own
+    with _unrecorded():
+        outputs = call(*arguments)
     let_vectorise(outputs, call, arguments, rows)
-    return outputs
+    # What is saved for a gradient becomes an output of the function around, and so something to differentiate: not through here.
+    return tf.nest.map_structure(lambda t: tf.stop_gradient(t) if tf.is_tensor(t) else t, outputs)
+
+
+def _unrecorded() -> contextlib.AbstractContextManager[object]:
+    """A context in which tapes record nothing. TensorFlow offers it for a tape at hand, and not for all that there may be."""
+    try:
+        from tensorflow.python.eager.record import stop_recording
+    except ImportError:
+        return contextlib.nullcontext()
+    return stop_recording()
 
 
 @functools.lru_cache(maxsize=256)
@@ -166,7 +225,9 @@ def picks_rows() -> bool:
     return not inside_xla()
 
 
-def only_rows(chosen: tf.Tensor, function: Callable[..., Any], current: Any, *rows: Any, total: Any = ()) -> Any:
+def only_rows(
+    chosen: tf.Tensor, function: Callable[..., tuple[N, object]], current: N, *rows: object, total: object = ()
+) -> tuple[N, object]:
     """`current`, a nest of (n, …), with the rows where `chosen` (n, 1) replaced by what a function gives for these rows alone.
 
     Args:
@@ -181,17 +242,107 @@ def only_rows(chosen: tf.Tensor, function: Callable[..., Any], current: Any, *ro
         (current, total).
     """
 
-    def add(extra: Any) -> Any:
+    def add(extra: object) -> object:
         return tf.nest.map_structure(tf.add, total, extra)
 
-    def picked() -> Any:
+    def picked() -> tuple[N, object]:
         index = tf.where(chosen[:, 0])
-        new, extra = function(*tf.nest.map_structure(lambda t: tf.gather_nd(t, index), rows))
+        # Along the second axis of t[None], and not along the first of t: the gradient of that is no tensor, which `tf.cond`
+        # refuses where the other branch has one.
+        new, extra = function(*tf.nest.map_structure(lambda t: tf.gather(t[None], index[:, 0], axis=1)[0], rows))
         return tf.nest.map_structure(lambda a, b: tf.tensor_scatter_nd_update(b, index, a), new, current), add(extra)
 
-    def all_of_them() -> Any:
+    def all_of_them() -> tuple[N, object]:
         masked = tf.nest.map_structure(lambda t: tf.where(chosen, t, tf.zeros_like(t)), rows[0])
         new, extra = function(masked, *rows[1:])
         return tf.nest.map_structure(lambda a, b: tf.where(chosen, a, b), new, current), add(extra)
 
     return tf.cond(tf.reduce_any(chosen), picked if picks_rows() else all_of_them, lambda: (current, total))
+
+
+def prefers_loops(x: tf.Tensor) -> bool:
+    """Whether equal steps on x run faster as a loop than written out: in a graph yes, eagerly no.
+
+    Keras compiles with XLA where there is an accelerator, and on a CPU only for `compile(jit_compile=True)`. XLA on a CPU has its
+    fast convolution only outside loops: images would take 20 times as long inside one, so that their steps are written out
+    there. `Repeat(unroll=…)` overrides the answer.
+    """
+    if tf.executing_eagerly():
+        return False
+    accelerated = any(tf.config.list_physical_devices(kind) for kind in ("GPU", "TPU"))
+    return accelerated or not (inside_xla() and len(x.shape) > 2)
+
+
+def loop(
+    body: Callable[..., tuple[T, list[Tensor]]], carry: T, steps: list[Tensor], states: list[Tensor], reverse: bool = False
+) -> tuple[T, list[Tensor]]:
+    """One loop over the first axis of all `steps` and `states`.
+
+    Args:
+        body: (carry, one slice of every step, one slice of every state) → (carry, the new slices of the states).
+        carry: A nest of tensors, whose shapes and dtypes stay.
+        steps: Tensors of (K, …).
+        states: Tensors of (K, …).
+        reverse: From the last slice to the first.
+
+    Returns:
+        (carry, states).
+    """
+    count = (steps + states)[0].shape[0]
+    # Read through arrays: slices of a tensor inside a loop would make the gradient quadratic in K.
+    given = [tf.TensorArray(t.dtype, count, element_shape=t.shape[1:]).unstack(t) for t in steps + states]
+    new = [tf.TensorArray(t.dtype, count, element_shape=t.shape[1:]) for t in states]
+
+    def run(i: tf.Tensor, carry: Any, new: list[tf.TensorArray]) -> Any:
+        k = count - 1 - i if reverse else i
+        slices = [array.read(k) for array in given]
+        moved, changed = body(carry, slices[: len(steps)], slices[len(steps) :])
+        tf.nest.map_structure(lambda a, b: a.set_shape(b.shape), moved, carry)
+        return i + 1, moved, [array.write(k, value) for array, value in zip(new, changed, strict=True)]
+
+    _, carry, new = tf.while_loop(lambda i, *_: i < count, run, (tf.constant(0), carry, new), maximum_iterations=count)
+    return carry, [array.stack() for array in new]
+
+
+def recomputed(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    """A function of tensors that keeps nothing but its arguments for the backward pass, and is computed again there.
+
+    `tf.recompute_grad` fails where an argument is a whole number or has no gradient.
+    """
+
+    @tf.custom_gradient
+    def run(*arguments: tf.Tensor) -> Any:
+        outputs = function(*(tf.stop_gradient(t) for t in arguments))
+
+        def gradient(*cotangents: tf.Tensor) -> Any:
+            floating = [t.dtype.is_floating for t in arguments]
+            # XLA would find that this has been computed before, were the arguments the same.
+            known = next(c for c, output in zip(cotangents, outputs, strict=True) if output.dtype.is_floating)
+            first = tf.reshape(known, (-1,))[:1]
+            nothing = tf.reduce_sum(tf.where(tf.equal(first, first), tf.zeros_like(first), first))
+            again = [t + tf.cast(nothing, t.dtype) if f else t for t, f in zip(arguments, floating, strict=True)]
+            inputs = [t for t, f in zip(again, floating, strict=True) if f]
+            with tf.GradientTape() as tape:
+                tape.watch(inputs)
+                results = function(*again)
+            pairs = [(r, c) for r, c in zip(results, cotangents, strict=True) if r.dtype.is_floating]
+            found = iter(
+                tape.gradient(
+                    [r for r, _ in pairs], inputs, [c for _, c in pairs], unconnected_gradients=tf.UnconnectedGradients.ZERO
+                )
+            )
+            return [next(found) if f else None for f in floating]
+
+        return outputs, gradient
+
+    return run
+
+
+def together(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    """The same tensors, each of which is there only when all are, so that what follows from one does not run ahead."""
+    return tuple(tf.tuple(tensors))
+
+
+def replicas() -> int:
+    """How many replicas of a model a strategy of `tf.distribute` trains at once."""
+    return int(tf.distribute.get_strategy().num_replicas_in_sync)

@@ -1,46 +1,41 @@
 """PyTorch, eagerly."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import keras
 import torch
 from torch.utils._pytree import tree_map
 
+from keras_auxref.typing import Tensor
 
-def wide_dtype() -> str:
-    """The most precise floating-point dtype."""
-    return "float64"
-
-
-def inside_xla() -> bool:
-    """No."""
-    return False
+T = TypeVar("T")
+N = TypeVar("N")
 
 
-def tanh(x: Any) -> Any:
-    """tanh in the dtype of x: Keras' own passes float64 through float32 on JAX."""
+def tanh(x: Tensor) -> Tensor:
+    """tanh in the dtype of x: Keras' own passes float64 through float32."""
     return keras.ops.tanh(x) if isinstance(x, keras.KerasTensor) else torch.tanh(x)
 
 
-def solve_upper(t: Any, b: Any) -> Any:
-    """T⁻¹b for an upper triangular T of (m, m)."""
-    return keras.ops.solve_triangular(t, b)
+def kind_of(tensor: object) -> str:
+    """Whether a tensor is "dense", or "sparse" as every layout but the strided one."""
+    return "sparse" if isinstance(tensor, torch.Tensor) and tensor.layout != torch.strided else "dense"
 
 
-def vjp(function: Callable[..., Any]) -> Callable[..., Any]:
+def vjp(function: Callable[..., object]) -> Callable[..., tuple[Tensor, ...]]:
     """(cotangents, *arguments) → gradients: the vector-Jacobian product of a function, by automatic differentiation."""
     return lambda cotangents, *arguments: torch.func.vjp(function, *arguments)[1](cotangents)
 
 
 def closed_form(
-    forward: Callable[..., Any],
-    backward: Callable[..., Any],
-    reference: Callable[..., Any],
+    forward: Callable[..., tuple[T, object]],
+    backward: Callable[..., Iterable[Tensor | None]],
+    reference: Callable[..., Iterable[Tensor]],
     arguments: tuple[torch.Tensor, ...],
-    constants: Any = (),
-    plain: Callable[..., Any] | None = None,
-) -> Any:
+    constants: object = (),
+    plain: Callable[..., T] | None = None,
+) -> T:
     """forward(*arguments, constants), differentiated by `backward`. A second derivative is refused by PyTorch, with an error.
 
     The arguments are those of the TensorFlow version.
@@ -62,17 +57,14 @@ def closed_form(
     return ClosedForm.apply(*arguments)
 
 
-def shared(function: Callable[..., Any], *arguments: Any, rows: int = 0, **static: Any) -> Any:
-    """function(*arguments, **static)."""
-    return function(*arguments, **static)
-
-
 def picks_rows() -> bool:
     """Whether `only_rows` costs in proportion to the rows that are chosen."""
     return True
 
 
-def only_rows(chosen: torch.Tensor, function: Callable[..., Any], current: Any, *rows: Any, total: Any = ()) -> Any:
+def only_rows(
+    chosen: torch.Tensor, function: Callable[..., tuple[N, object]], current: N, *rows: object, total: object = ()
+) -> tuple[N, object]:
     """`current`, a nest of (n, …), with the rows where `chosen` (n, 1) replaced by what a function gives for these rows alone.
 
     The arguments are those of the TensorFlow version.
@@ -88,3 +80,8 @@ def only_rows(chosen: torch.Tensor, function: Callable[..., Any], current: Any, 
 
     new, extra = function(*tree_map(lambda t: t[index], rows))
     return tree_map(put, new, current), tree_map(torch.add, total, extra)
+
+
+def recomputed(function: Callable[..., T]) -> Callable[..., T]:
+    """A function of tensors that keeps nothing but its arguments for the backward pass, and is computed again there."""
+    return keras.remat(function)

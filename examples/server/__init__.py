@@ -1,1 +1,0 @@
-"""What `examples/serve.py` is made of, and what `examples/client.py` reads: SavedModels behind TensorFlow Serving's protocol."""

@@ -1,0 +1,54 @@
+"""Validation shared by the layers."""
+
+import keras
+
+from keras_auxref.invertible import require_built
+from keras_auxref.ops.checks import HALF, check_one_tensor, is_concrete
+from keras_auxref.typing import DType, Shape, Tensor
+
+__all__ = ["as_input", "at_least_float32", "has_value", "last_axis", "require_built", "require_floating"]
+
+
+def last_axis(layer: keras.layers.Layer, input_shape: Shape) -> int:
+    """d of an input of shape (batch, ..., d)."""
+    several = isinstance(input_shape, dict) or any(isinstance(n, tuple | list) for n in input_shape or ())
+    if input_shape is None or several:
+        received = None if input_shape is None else f"{len(input_shape)} inputs"
+        raise ValueError(f"{type(layer).__name__} takes one tensor. Expected shape (batch, ..., d). Received: {received}")
+    d = input_shape[-1] if len(input_shape) >= 2 else None
+    if not d:
+        raise ValueError(
+            f"{type(layer).__name__} needs a batch axis and a known last axis of size ≥ 1. Expected shape (batch, ..., d). "
+            f"Received: {tuple(input_shape)}"
+        )
+    return int(d)
+
+
+def has_value(weight: Tensor) -> bool:
+    """Whether a weight can be read now. In a loop over stacked weights it is a slice of them, and a node of the graph."""
+    return hasattr(weight, "numpy") or is_concrete(weight)
+
+
+def require_floating(layer: keras.layers.Layer, dtype: DType) -> None:
+    """Refuses a layer that would compute in integers."""
+    if not keras.backend.is_float_dtype(dtype):
+        raise ValueError(
+            f"{type(layer).__name__} needs a floating-point dtype. Received: {keras.backend.standardize_dtype(dtype)}"
+        )
+
+
+def as_input(layer: keras.layers.Layer, inputs: Tensor) -> Tensor:
+    """The inputs of `call`: floats as Keras' autocasting left them; integers and booleans cast, as `Dense` does it."""
+    check_one_tensor(inputs, type(layer).__name__)
+    dtype = keras.backend.standardize_dtype(inputs.dtype)
+    if keras.backend.is_float_dtype(dtype):
+        return inputs
+    if dtype != "bool" and not keras.backend.is_int_dtype(dtype):
+        raise ValueError(f"{type(layer).__name__} needs real numbers. Expected floats or integers. Received: {dtype}")
+    return keras.ops.cast(inputs, layer.compute_dtype)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """A tensor in float32 or float64: half precision has no factorisations, and too few digits for a promise."""
+    x = keras.ops.convert_to_tensor(x)
+    return keras.ops.cast(x, "float32") if keras.backend.standardize_dtype(x.dtype) in HALF else x

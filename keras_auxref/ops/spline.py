@@ -1,0 +1,163 @@
+"""Monotone rational-quadratic splines with linear tails (Durkan et al. 2019): a bent line whose every bend has an exact inverse.
+
+Between the knots (xₖ, yₖ) and (xₖ₊₁, yₖ₊₁), with secant s, slopes d₀ and d₁ at the two knots, and ξ = (x − xₖ)/(xₖ₊₁ − xₖ):
+
+    y = yₖ + (yₖ₊₁ − yₖ)·(s ξ² + d₀ ξ(1 − ξ)) / (s + (d₀ + d₁ − 2s) ξ(1 − ξ))
+
+Outside of [−bound, bound] the map is the identity.
+"""
+
+from typing import NamedTuple
+
+from keras import ops
+
+from keras_auxref.ops import backend
+from keras_auxref.ops.rows import dtype_of, epsilon
+from keras_auxref.typing import Tensor
+
+SHARE_BOUND = 3.5
+"""The bound on the logits of the shares that bins have of the axis: no bin is e⁷ times as wide as another."""
+
+BEND = 1.0
+"""The bound on |log| of the slope at a knot in units of the harmonic mean of the secants on both sides.
+
+With slopes up to A times the secant of a bin, the slope inside is at least 2/(1 + A) times the secant.
+"""
+
+
+class Spline(NamedTuple):
+    """Knots x and y and the slopes there, each of shape `(..., bins + 1)`."""
+
+    x: Tensor
+    y: Tensor
+    slopes: Tensor
+
+
+class _Bin(NamedTuple):
+    """Left knot, width, height, and the slopes at both ends of one bin."""
+
+    x: Tensor
+    y: Tensor
+    width: Tensor
+    height: Tensor
+    left: Tensor
+    right: Tensor
+
+
+def spline_parameters(bins: int) -> int:
+    """How many numbers make a spline: widths and secants of all bins, slopes at the knots between them."""
+    return 3 * bins - 1
+
+
+def spline_of(parameters: Tensor, bins: int, bound: float, slope_bound: float) -> Spline:
+    """The spline that 3·bins − 1 numbers on the last axis stand for, for any values; zeros stand for the identity.
+
+        widths     2·bound·softmax(β(p, 3.5))
+        heights    width·eᵍ, scaled to fill the axis, g = β(p, slope_bound/2): all secants are within exp(±slope_bound)
+        slopes     h·exp(β(p, 1)), h the harmonic mean of the secants on both sides; 1 at the ends
+
+    with β(p, b) = b·tanh(p/b). Bounded secants are what makes the inverse exact: x is known to the rounding of y divided by the
+    slope there, and heights that are free of the widths have slopes of 10⁻³ and less.
+    """
+    shares, secants, bends = ops.split(parameters, [bins, 2 * bins], axis=-1)
+    widths = ops.softmax(bounded(shares, SHARE_BOUND), axis=-1)
+    heights = widths * ops.exp(bounded(secants, slope_bound / 2))
+    # Both axes at once: an operation on two small tensors costs as much as one on both.
+    knots = _knots(ops.stack([widths, heights / ops.sum(heights, axis=-1, keepdims=True)], axis=-2), bound)
+    before, after = _sides(knots)
+    width, height = ops.unstack(after - before, axis=-2)
+    before, after = _sides(height / width)
+    inner = 2 * before * after / (before + after) * ops.exp(bounded(bends, BEND))
+    end = ops.ones_like(inner[..., :1])
+    x, y = ops.unstack(knots, axis=-2)
+    return Spline(x, y, ops.concatenate([end, inner, end], axis=-1))
+
+
+def spline(x: Tensor, through: Spline, bound: float) -> tuple[Tensor, Tensor]:
+    """y and log ∂y/∂x for every entry of x.
+
+    Args:
+        x: Tensor of shape `(...,)`, float32 or float64.
+        through: Its tensors have shape `(..., bins + 1)`.
+        bound: Where the tails begin.
+
+    Returns:
+        Two tensors of the shape of x.
+    """
+    inside = ops.abs(x) < bound
+    within = ops.where(inside, x, ops.zeros_like(x))
+    part = _bin_of(within, through.x, through)
+    ratio = (within - part.x) / part.width
+    secant = part.height / part.width
+    left, right = part.left / secant, part.right / secant
+    mixed = ratio * (1 - ratio)
+    y = part.y + part.height * (ratio * ratio + left * mixed) / (1 + (left + right - 2) * mixed)
+    return ops.where(inside, y, x), _outside_zero(inside, x, _log_slope(ratio, secant, left, right))
+
+
+def spline_inverse(y: Tensor, through: Spline, bound: float) -> tuple[Tensor, Tensor]:
+    """x with spline(x) = y, and log ∂y/∂x there: the root of a quadratic equation in every bin.
+
+    With t = (y − yₖ)/(yₖ₊₁ − yₖ) and slopes in units of the secant, a ξ² + b ξ = t for
+
+        a = 1 − d₀ + t(d₀ + d₁ − 2)        b = d₀ − t(d₀ + d₁ − 2)
+
+    ξ = 2t/(b + r) where b ≥ 0 and (r − b)/(2a) where it is not, with r = √(b² + 4at): nothing cancels in either. b < 0 implies
+    a > 1.
+    """
+    inside = ops.abs(y) < bound
+    within = ops.where(inside, y, ops.zeros_like(y))
+    part = _bin_of(within, through.y, through)
+    secant = part.height / part.width
+    left, right = part.left / secant, part.right / secant
+    t = (within - part.y) / part.height
+    bend = t * (left + right - 2)
+    a, b = 1 - left + bend, left - bend
+    root = ops.sqrt(ops.maximum(b * b + 4 * a * t, epsilon(dtype_of(y)) ** 2))
+    usual, one = b >= 0, ops.ones_like(b)
+    ratio = ops.where(usual, 2 * t / ops.where(usual, b + root, one), (root - b) / ops.where(usual, one, 2 * a))
+    x = part.x + part.width * ratio
+    return ops.where(inside, x, y), _outside_zero(inside, y, _log_slope(ratio, secant, left, right))
+
+
+def _log_slope(ratio: Tensor, secant: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """log s + log(d₁ξ² + 2ξ(1 − ξ) + d₀(1 − ξ)²) − 2 log(1 + (d₀ + d₁ − 2)ξ(1 − ξ)), slopes in units of the secant s."""
+    rest = 1 - ratio
+    above = right * ratio * ratio + 2 * ratio * rest + left * rest * rest
+    return ops.log(secant) + ops.log(above) - 2 * ops.log(1 + (left + right - 2) * ratio * rest)
+
+
+def _outside_zero(inside: Tensor, x: Tensor, log_slope: Tensor) -> Tensor:
+    """0 in the tails, and NaN for NaN, which is in neither."""
+    return ops.where(inside, log_slope, ops.where(x == x, ops.zeros_like(x), x))
+
+
+def _knots(shares: Tensor, bound: float) -> Tensor:
+    """−bound, the knots between bins with these shares of the axis, and bound."""
+    inner = bound * (2 * ops.cumsum(shares[..., :-1], axis=-1) - 1)
+    end = bound * ops.ones_like(shares[..., :1])
+    return ops.concatenate([-end, inner, end], axis=-1)
+
+
+def _bin_of(value: Tensor, knots: Tensor, through: Spline) -> _Bin:
+    """The bin between whose knots a value lies; at a knot the one on the right."""
+    past = ops.cast(value[..., None] >= knots[..., :-1], knots.dtype)
+    # One where the bin is, and zero elsewhere: sums of a few products, quicker than a gather and its gradient.
+    chosen = past - ops.concatenate([past[..., 1:], ops.zeros_like(past[..., :1])], axis=-1)
+
+    before, after = _sides(ops.stack(through, axis=-2))
+    left, top, slope = ops.unstack(ops.sum(chosen[..., None, :] * before, axis=-1), axis=-1)
+    right, bottom, next_slope = ops.unstack(ops.sum(chosen[..., None, :] * after, axis=-1), axis=-1)
+    return _Bin(left, top, right - left, bottom - top, slope, next_slope)
+
+
+def _sides(values: Tensor) -> tuple[Tensor, Tensor]:
+    """All but the last and all but the first entry. Parts of a split have a cheaper gradient than slices."""
+    before, _ = ops.split(values, [values.shape[-1] - 1], axis=-1)
+    _, after = ops.split(values, [1], axis=-1)
+    return before, after
+
+
+def bounded(raw: Tensor, bound: float) -> Tensor:
+    """bound·tanh(raw/bound): raw where it is small, and never beyond ±bound."""
+    return bound * backend.tanh(raw / bound)

@@ -1,0 +1,3 @@
+"""The name under which the package registers with Keras."""
+
+PACKAGE = "keras_auxref"

@@ -1,0 +1,7 @@
+"""Flows for the posteriors of variational autoencoders: an encoder gives every sample parameters of its own."""
+
+from keras_auxref.posteriors.factored_flow import FactoredFlow
+from keras_auxref.posteriors.householder_flow import HouseholderFlow
+from keras_auxref.posteriors.sylvester_flow import SylvesterFlow
+
+__all__ = ["FactoredFlow", "HouseholderFlow", "SylvesterFlow"]
