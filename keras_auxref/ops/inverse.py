@@ -246,7 +246,7 @@ class _Search(NamedTuple):
         rows, w = ops.cast(y, kind), ops.cast(self.w, kind)
         wy = matmul(rows, ops.transpose(w))
         resolvent = Paired(self.factors, kind)
-        root = self._solve(rows, wy, null, resolvent, before.c, _LEAVE if narrow and backend.picks_rows() else 0.0)
+        root = self._solve(rows, wy, null, resolvent, before.c, leave=_LEAVE if narrow and backend.picks_rows() else 0.0)
         x = rows + root.c * resolvent.solve(root.c, wy)
 
         def refined() -> tuple[Tensor, Tensor]:
@@ -261,9 +261,9 @@ class _Search(NamedTuple):
         good = ops.logical_and(root.done, error <= ops.cast(enough, error.dtype))
         return _Found(x, before.steps + root.steps, ops.cast(root.c, dtype), good)
 
-    def _solve(self, y: Tensor, wy: Tensor, null: Tensor, resolvent: Any, c: Tensor, leave: float = 0.0) -> Any:
+    def _solve(self, y: Tensor, wy: Tensor, null: Tensor, resolvent: Any, c: Tensor, **options: Any) -> Any:
         start = ops.where(ops.isfinite(c), ops.cast(c, self.start.dtype), self.start)
-        options: dict[str, Any] = {"max_steps": self.max_steps, "nearest": self.nearest, "leave": leave}
+        options |= {"max_steps": self.max_steps, "nearest": self.nearest}
         return solve_secular(y, wy, null, resolvent, _bracket(self.factors), start, **options)
 
     def _refined(self, x: Tensor, y: Tensor, null: Tensor) -> tuple[Tensor, Tensor]:
@@ -301,30 +301,44 @@ class _Search(NamedTuple):
         one to the other, and ‖x‖ = ‖y‖ picks the point. Where no number is on the other side, the eigenvector comes from inverse
         iteration.
 
-        Without a certificate the search goes from its start outwards: far out, where W x is small, f magnifies the rounding of x.
+        Without a certificate the search goes from its start outwards: far out ‖W x‖ ≤ 2 ‖x‖/|c| is small, and f magnifies the
+        rounding of x. Where that spoils every digit that counts, a second search goes from c = 0 the other way.
         """
         dtype, exact = dtype_of(y), backend.wide_dtype()
         rows, w = ops.cast(y, exact), ops.cast(self.w, exact)
         wy = matmul(rows, ops.transpose(w))
         resolvent = Rows(self.factors, exact)
-        c = ops.where(_bracket(self.factors).certified, ops.cast(before.c, exact), self.start)
-        root = self._replace(nearest=True)._solve(rows, wy, null, resolvent, c)
-        at, low, high = (rows + c * resolvent.solve(c, wy) for c in (root.c, root.low, root.high))
-        v = self._near_null(root.c, resolvent, rows)
-        away = at - row_dot(at, v) * v
-        far = ops.sqrt(row_dot(rows, rows)) * v
-        candidates = (_between(low, high, rows), _between(away, away + far, rows), _between(away, away - far, rows))
+        certified = _bracket(self.factors).certified
+        start = ops.where(certified, ops.cast(before.c, exact), self.start)
+        outwards = self._replace(nearest=True)
 
         def polish(x: Tensor) -> tuple[Tensor]:
             point = RowPoint(x, ~null, w)
             return (self._closer(x, x - jacobian_solve(point, point.forward.y - rows), rows),)
 
-        x = functools.reduce(lambda a, b: self._closer(a, b, rows), (*candidates, ops.cast(before.x, exact)), at)
-        if w.shape[0] > 1:
-            (x,) = ops.while_loop(lambda x: True, polish, (x,), maximum_iterations=_POLISH)
-        x = ops.cast(x, dtype)
-        good = residual_of(ops.cast(x, exact), rows, w) <= _ACCEPTED[dtype]
-        return _Found(x, before.steps + root.steps, ops.cast(root.c, dtype), good)
+        def attempt(count: Tensor, x: Tensor, c: Tensor, steps: Tensor, good: Tensor) -> tuple[Tensor, ...]:
+            again = count > 0
+            settled = ops.logical_or(null, good)
+            root = outwards._solve(rows, wy, settled, resolvent, ops.where(again, 0.0, start), rising=again)
+            at, low, high = (rows + c * resolvent.solve(c, wy) for c in (root.c, root.low, root.high))
+            v = self._near_null(root.c, resolvent, rows)
+            away = at - row_dot(at, v) * v
+            far = ops.sqrt(row_dot(rows, rows)) * v
+            candidates = (_between(low, high, rows), _between(away, away + far, rows), _between(away, away - far, rows))
+            found = functools.reduce(lambda a, b: self._closer(a, b, rows), (*candidates, ops.cast(x, exact)), at)
+            if w.shape[0] > 1:
+                (found,) = ops.while_loop(lambda x: True, polish, (found,), maximum_iterations=_POLISH)
+            x = ops.where(good, x, ops.cast(found, dtype))
+            fine = ops.logical_or(good, residual_of(ops.cast(x, exact), rows, w) <= _ACCEPTED[dtype])
+            return count + 1, x, ops.where(settled, c, ops.cast(root.c, dtype)), steps + root.steps, fine
+
+        def lost(count: Tensor, x: Tensor, c: Tensor, steps: Tensor, good: Tensor) -> Tensor:
+            tried_all = ops.logical_and(count > 0, ops.logical_or(certified, self.nearest))
+            return ops.logical_and(~tried_all, ops.any(~ops.logical_or(null, good)))
+
+        state = (ops.zeros((), "int32"), before.x, before.c, before.steps, ops.zeros_like(null))
+        _, x, c, steps, good = ops.while_loop(lost, attempt, state, maximum_iterations=2)
+        return _Found(x, steps, c, good)
 
     def _near_null(self, c: Tensor, resolvent: Rows, y: Tensor) -> Tensor:
         """The direction in which (I − cW)⁻¹ is largest, of length 1, up to what two steps of inverse iteration leave."""

@@ -43,6 +43,7 @@ def solve_secular(
     *,
     max_steps: int,
     nearest: bool = False,
+    rising: Tensor | bool = False,
     leave: float = 0.0,
 ) -> Root:
     """Finds a nonzero root c of ‖x(c)‖ = ‖y‖ for rows y, by Newton's method on h(c) = 1/‖x(c)‖ − 1/‖y‖ inside a bracket.
@@ -57,6 +58,7 @@ def solve_secular(
     With `nearest`, a W without certificate, for which there may be several roots, is searched from `start` outwards: to the
     right where ψ > 0 and to the left where ψ < 0, no step longer than a reach that doubles, until ψ changes sign. At the root
     found ψ falls, as it does on the branch on which a W = I − U starts; log|det J| is −∞ at the folds between branches.
+    With `rising` too, the search goes the other way, to a root at which ψ rises. There may be none.
 
     The iteration ends when no more than the share `leave` of all rows is left, or after `max_steps`. Null rows, where W y = 0,
     and rows with a NaN have no root: they are done before the start, with c = 0.
@@ -77,14 +79,15 @@ def solve_secular(
     c = ops.where(ops.logical_and(start > low, start < high), start, (low + high) / 2)
     coordinates = resolvent.coordinates(y)
     infinite = float("inf") * one
+    direction = ops.where(rising, -one, one)
 
     def step(state: _State) -> tuple[_State]:
         c, low, high, low_seen, high_seen, residual, older, reach, done, steps = state
         secular = resolvent.secular(c, coordinates)
         now = ops.abs(secular.psi) / (ops.sqrt(secular.u_squared) * norm)
         finite = ops.isfinite(now)
-        positive = ops.logical_and(secular.psi > 0, finite)
-        negative = ops.logical_and(secular.psi <= 0, finite)
+        positive = ops.logical_and(direction * secular.psi > 0, finite)
+        negative = ops.logical_and(direction * secular.psi <= 0, finite)
         low, high = ops.where(positive, c, low), ops.where(negative, c, high)
         low_seen, high_seen = ops.logical_or(low_seen, positive), ops.logical_or(high_seen, negative)
         newton = c * secular.psi * secular.x_squared / ((ops.sqrt(secular.x_squared) + norm) * norm * secular.slope)

@@ -353,7 +353,7 @@ def test_saved_model_cli(tmp_path):
     shown = run("show", "--dir", str(folder), "--all")
     for name in ("serving_default", "log_prob", "encode", "decode", "sample"):
         assert f"signature_def['{name}']" in shown
-    assert "shape: (-1, 8, 8, 3)" in shown
+    assert f"shape: (-1, {', '.join(map(str, SHAPE))})" in shown
     numbers = "n=2;seed=1;temperature=1.0"
     arguments = ("run", "--dir", str(folder), "--tag_set", "serve", "--signature_def")
     run(*arguments, "sample", "--input_exprs", numbers, "--outdir", str(tmp_path / "out"), "--overwrite")
