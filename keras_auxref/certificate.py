@@ -89,8 +89,9 @@ def bounds_of(certificate: Certificate) -> Bounds:
 
 
 def upwards(value: float) -> float | None:
-    """A bound with room for the rounding of a few operations; None where it is no number."""
-    return value * (1 + 8 * _UNIT) if 0 <= value < math.inf else None
+    """A bound with room for the rounding of a few operations, never 0 by underflow; None where it is no number."""
+    bound = math.nextafter(value * (1 + 8 * _UNIT), math.inf)
+    return bound if 0 < bound < math.inf else None
 
 
 def reflection_bounds(near: float, far: float) -> Bounds:

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
-from keras_auxref.certificate import ISOMETRY, Bounds, bounds_of, diagonal_bounds, linear_bounds
+from keras_auxref.certificate import ISOMETRY, Bounds, bounds_of, diagonal_bounds, linear_bounds, upwards
 from keras_auxref.invertible import Invertible, require_built
 from keras_auxref.ops.rows import epsilon
 from keras_auxref.typing import Tensor
@@ -90,13 +90,15 @@ def activation_bounds(activation: Callable[..., Tensor]) -> Bounds:
     """The bounds of an activation, a Keras function or layer; none for one that is not known."""
     if isinstance(activation, keras.layers.Layer):
         known = isinstance(activation, Invertible) or type(activation) in _RULES
-        return _bounds_of_layer(activation) if known else Bounds()
+        return _bounds_of_layer(activation) if known and activation.built else Bounds()
     name = getattr(activation, "__name__", "")
     return _ACTIVATIONS.get(name, Bounds()) if activation is getattr(keras.activations, name, None) else Bounds()
 
 
 def _chain(model: keras.layers.Layer) -> list[keras.layers.Layer]:
     """The layers of a model in the order in which they are applied, those of models within it included."""
+    if not isinstance(model, keras.layers.Layer):
+        raise ValueError(f"`model` must be a Keras layer or model. Expected a `keras.layers.Layer`. Received: {model!r}")
     if not isinstance(model, keras.Model):
         require_built(model, "lipschitz_bounds")
         return [model]
@@ -128,6 +130,7 @@ def _along(model: keras.Model) -> list[keras.layers.Layer]:
             raise ValueError(
                 f"The model uses an operation that is no layer. Expected Keras layers only. Received: {type(operation).__name__}"
             )
+        _require_plain_call(operation, node.arguments)
         steps.append(operation)
         tensor = inputs[0]
     if tensor is not model.inputs[0]:
@@ -138,28 +141,54 @@ def _along(model: keras.Model) -> list[keras.layers.Layer]:
     return steps[::-1]
 
 
+def _require_plain_call(layer: keras.layers.Layer, arguments: Any) -> None:
+    """Refuses `training=True` in a graph, with which dropout drops at inference too, and whatever else a call may set."""
+    given = {f"argument {i}": value for i, value in enumerate(arguments.args[1:], 2)} | arguments.kwargs
+    given = {name: value for name, value in given.items() if value is not None and value is not False}
+    if given.keys() - {"inputs", "x"}:
+        raise ValueError(
+            f"Layer '{layer.name}' is called with arguments that change what it computes at inference. Expected its input alone. "
+            f"Received: {given}"
+        )
+
+
 def _bounds_of_layer(layer: keras.layers.Layer) -> Bounds:
     if isinstance(layer, Invertible):
-        return bounds_of(layer.certificate())
+        try:
+            return bounds_of(layer.certificate())
+        except NotImplementedError as error:
+            raise ValueError(str(error)) from error
     rule = _RULES.get(type(layer))
     if rule is None:
         raise ValueError(
             f"Nothing is known of layer '{layer.name}'. Expected a layer of keras_auxref or one of "
             f"{sorted(known.__name__ for known in _RULES)}. Received: {type(layer).__name__}"
         )
-    return rule(layer)
+    return rule(layer) if _has_finite_weights(layer) else Bounds()
+
+
+def _has_finite_weights(layer: keras.layers.Layer) -> bool:
+    return all(np.isfinite(_numpy(weight)).all() for weight in layer.weights)
 
 
 def _reason(layer: keras.layers.Layer) -> str:
     if isinstance(layer, Invertible):
         return layer.certificate().reason
+    if not _has_finite_weights(layer):
+        return "Its weights are not finite."
+    if getattr(layer, "quantization_mode", None):
+        return f"It rounds its inputs, in steps. Expected a layer that is not quantized. Received: {layer.quantization_mode!r}"
     activation = getattr(layer, "activation", None)
-    known = activation is None or activation_bounds(activation).lipschitz is not None
-    name = getattr(activation, "__name__", activation)
-    return "Its weights are not finite." if known else f"Expected an activation of {sorted(_ACTIVATIONS)}. Received: {name!r}"
+    if activation is not None and activation_bounds(activation).lipschitz is None:
+        name = getattr(activation, "__name__", activation)
+        return f"Expected an activation of {sorted(_ACTIVATIONS)}. Received: {name!r}"
+    config = {name: value for name, value in layer.get_config().items() if name not in ("name", "trainable", "dtype")}
+    return f"Expected finite slopes, no jump, and one output for every entry. Received: {type(layer).__name__} with {config}"
 
 
 def _dense(layer: keras.layers.Layer) -> Bounds:
+    if layer.quantization_mode:
+        return Bounds()  # it rounds its inputs too: a step
     kernel = keras.ops.cast(layer.kernel, layer.compute_dtype)
     return linear_bounds(keras.ops.transpose(kernel)).then(activation_bounds(layer.activation))
 
@@ -167,7 +196,9 @@ def _dense(layer: keras.layers.Layer) -> Bounds:
 def _batch_normalization(layer: keras.layers.Layer) -> Bounds:
     variance = _numpy(layer.moving_variance)
     gamma = _numpy(layer.gamma) if layer.scale else np.ones_like(variance)
-    return _scaled_by(gamma / np.sqrt(variance + layer.epsilon), layer)
+    with np.errstate(invalid="ignore", divide="ignore"):  # a variance below 0 gives NaN, which has no bounds
+        scales = gamma / np.sqrt(variance + layer.epsilon)
+    return _scaled_by(scales, layer)
 
 
 def _relu(layer: keras.layers.Layer) -> Bounds:
@@ -183,7 +214,7 @@ def _leaky_relu(layer: keras.layers.Layer) -> Bounds:
 
 def _bent(slope: float, layer: keras.layers.Layer) -> Bounds:
     """Slope 1 for positive entries and another one for negative."""
-    high, low = _scaled_by([slope], layer)
+    high, low = _scaled_by(_as_used(slope, layer), layer)
     return Bounds(None if high is None else max(1.0, high), max(1.0, low) if low is not None and slope > 0 else None)
 
 
@@ -204,11 +235,27 @@ def _max_pooling(layer: keras.layers.Layer) -> Bounds:
     return Bounds(math.sqrt(windows) * (1 + 1e-15) if windows > 1 else 1.0)
 
 
-def _scaled_by(scales: ArrayLike, layer: keras.layers.Layer) -> Bounds:
-    """The bounds of x ↦ s ⊙ x for an s that the layer rounds to its dtype."""
+def _rescaling(layer: keras.layers.Layer) -> Bounds:
+    scale, offset = np.shape(layer.scale), np.shape(layer.offset)
+    if scale and keras.config.image_data_format() == "channels_first":
+        scale += (1,) * (3 - len(scale))
+    shape = tuple(n or 1 for n in layer.get_build_config()["input_shape"][1:])
+    if np.broadcast_shapes(shape, scale, offset) != shape:
+        return Bounds()  # it makes several entries of one
+    return _scaled_by(_as_used(layer.scale, layer), layer)
+
+
+def _as_used(scales: ArrayLike, layer: keras.layers.Layer) -> np.ndarray:
+    """Numbers as they are and as the dtype of the layer has them: backends use the one or the other."""
+    exact = np.reshape(np.asarray(scales, np.float64), -1)
+    return np.concatenate([exact, _numpy(keras.ops.cast(exact, layer.compute_dtype))])
+
+
+def _scaled_by(scales: np.ndarray, layer: keras.layers.Layer) -> Bounds:
+    """The bounds of x ↦ s ⊙ x for an s that the layer computes in its dtype."""
     room = 1 + 4 * epsilon(layer.compute_dtype)
-    high, low = diagonal_bounds(np.reshape(scales, -1))
-    return Bounds(None if high is None else room * high, None if low is None else room * low)
+    high, low = diagonal_bounds(scales)
+    return Bounds(None if high is None else upwards(room * high), None if low is None else upwards(room * low))
 
 
 def _numpy(x: Tensor) -> np.ndarray:
@@ -224,7 +271,7 @@ _RULES: dict[type, Callable[[Any], Bounds]] = {
     _L.LeakyReLU: _leaky_relu,
     _L.ELU: lambda layer: Bounds(_bent(float(layer.alpha), layer).lipschitz),
     _L.Softmax: lambda layer: _ONE,
-    _L.Rescaling: lambda layer: _scaled_by(layer.scale, layer),
+    _L.Rescaling: _rescaling,
     **dict.fromkeys([_L.AveragePooling1D, _L.AveragePooling2D, _L.AveragePooling3D], _average_pooling),
     **dict.fromkeys([_L.MaxPooling1D, _L.MaxPooling2D, _L.MaxPooling3D], _max_pooling),
     **dict.fromkeys([_L.Cropping1D, _L.Cropping2D, _L.Cropping3D], lambda layer: _ONE),

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_auxref import AuxReflection, FactoredReflection, OrthogonalDense, SVDDense, kernels, lipschitz_bounds
-from keras_auxref.certificate import certify, linear_bounds
-from keras_auxref.flows import ActNorm, AdditiveCoupling, InvertibleDense, Permutation, QRDense, Squeeze
+from keras_auxref import AuxReflection, FactoredReflection, Invertible, OrthogonalDense, SVDDense, kernels, lipschitz_bounds
+from keras_auxref.certificate import Bounds, certify, linear_bounds, upwards
+from keras_auxref.flows import ActNorm, AdditiveCoupling, Chain, InvertibleDense, Permutation, QRDense, Repeat, Squeeze
 from tests.support import certified, jacobians, orthogonal, reflect
 
 CASES = {
@@ -21,6 +21,8 @@ CASES = {
     "qr_factored": (lambda **kw: QRDense("factored", **kw), (4,)),
     "dense": (lambda **kw: InvertibleDense(**kw), (4,)),
     "act_norm": (lambda **kw: ActNorm(**kw), (5,)),
+    "tall": (lambda **kw: OrthogonalDense(units=6, activation="leaky_relu", use_bias=True, **kw), (4,)),
+    "chain": (lambda **kw: Chain([FactoredReflection(lipschitz=1.5, **kw), ActNorm(**kw)], **kw), (3,)),
 }
 REFLECTIONS = ("spectral", "relaxed_cayley", "factored")
 MODELS = {
@@ -236,6 +238,15 @@ def test_what_has_no_constant_says_none(rng):
     assert tall.inverse_lipschitz == pytest.approx(0.5)
 
 
+def test_copies_of_a_layer_have_the_product_of_their_constants():
+    layer = Repeat(ActNorm(), 2)
+    layer.build((None, 3))
+    (scale,) = (weight for weight in layer.trainable_weights if "scale" in weight.name)
+    scale.assign([np.log([2.0, 1.0, 0.5]), np.log([3.0, 1.0, 4.0])])
+    certificate = layer.certificate()
+    assert (certificate.lipschitz, certificate.inverse_lipschitz) == pytest.approx((2 * 4, 1 / 0.5), rel=1e-6)
+
+
 def test_permutations_and_squeezes_keep_distances():
     for layer in (Permutation(), Squeeze()):
         assert layer.certificate().lipschitz == layer.certificate().inverse_lipschitz == 1
@@ -254,6 +265,11 @@ def test_functional_chains_and_models_within_models(rng):
     assert lipschitz_bounds(shared).lipschitz == pytest.approx(1, abs=1e-5)
 
 
+class _Unproven(Invertible, keras.layers.Layer):
+    def forward_and_log_det(self, x, training=None):
+        return x, 0 * x[..., 0]
+
+
 class _Subclass(keras.Model):
     def call(self, x):
         return 100 * x
@@ -264,6 +280,24 @@ def _branches():
     return keras.Model(x, keras.layers.add([keras.layers.Dense(4)(x), x]))
 
 
+def _always_training(layer):
+    x = keras.Input((4,))
+    return keras.Model(x, layer(x, training=True))
+
+
+def _with_nan(layer, weight):
+    layer.build((None, 4))
+    getattr(layer, weight).assign(np.full(4, np.nan))
+    return layer
+
+
+def _quantized():
+    layer = keras.layers.Dense(4, name="small")
+    layer.build((None, 4))
+    layer.quantize("int8")
+    return layer
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -271,7 +305,18 @@ def _branches():
         (lambda: [keras.layers.Dense(3, "gelu", name="last")], "'last' has no proven.*Expected an activation of.*'gelu'"),
         (lambda: [AuxReflection(name="free")], "Layer 'free' has no proven Lipschitz constant. Not proven: "),
         (lambda: [AdditiveCoupling(hidden=2)], "no Lipschitz constant holds for every network"),
-        (lambda: [keras.layers.ReLU(threshold=1.0)], "has no proven Lipschitz constant"),
+        (lambda: [keras.layers.ReLU(threshold=1.0)], "has no proven Lipschitz constant. Expected .* no jump.*'threshold': 1.0"),
+        (lambda: [keras.layers.Rescaling(2.0, dtype="float16"), keras.layers.LeakyReLU(1e9, dtype="float16")], "finite slopes"),
+        (lambda: [keras.layers.Reshape((4, 1)), keras.layers.Rescaling([1.0, 1.0])], "one output for every entry.*Rescaling"),
+        (lambda: [keras.layers.Reshape((4, 1)), keras.layers.Rescaling(1.0, [0.0, 0.0])], "one output for every entry"),
+        (lambda: [_with_nan(keras.layers.Dense(4), "bias")], "weights are not finite"),
+        (lambda: [_with_nan(keras.layers.BatchNormalization(), "moving_mean")], "weights are not finite"),
+        (lambda: _quantized(), "'small' has no proven.*Expected a layer that is not quantized. Received: 'int8'"),
+        (lambda: _always_training(keras.layers.Dropout(0.5)), "Expected its input alone. Received: {'training': True}"),
+        (lambda: _always_training(keras.Sequential([keras.layers.Dropout(0.5)])), "Expected its input alone"),
+        (lambda: [_Unproven()], "_Unproven does not implement `certificate`"),
+        (lambda: [AuxReflection(network=keras.layers.Dense(4))], "needs a linear n"),
+        (lambda: "model", "Expected a `keras.layers.Layer`. Received: 'model'"),
         (lambda: _branches(), "is not a chain"),
         (lambda: _Subclass(name="mine"), "'mine' is no chain.*Received: _Subclass"),
         (lambda: FactoredReflection(), "has not been built"),
@@ -287,3 +332,23 @@ def test_refuses_means_that_are_cut_off_at_the_border():
     model = keras.Sequential([keras.Input((9, 1)), keras.layers.AveragePooling1D(5, strides=1, padding="same")])
     with pytest.raises(ValueError, match="overlap and are cut off at the border"):
         lipschitz_bounds(model)
+
+
+def test_scales_are_those_that_the_dtype_has():
+    """1.02e-6 has three digits in float16, and 1e-9 is 0 there, which maps all negative numbers to one."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Rescaling(1.02e-6, dtype="float16")])
+    moved = float(np.asarray(model(np.ones((1, 1))))[0, 0])
+    bounds = lipschitz_bounds(model)
+    assert 1 / bounds.inverse_lipschitz <= moved < 1.02e-6 <= bounds.lipschitz
+    assert lipschitz_bounds(keras.layers.LeakyReLU(1e-9, dtype="float16")).inverse_lipschitz is None
+    assert lipschitz_bounds(keras.layers.LeakyReLU(3.0)).lipschitz >= 3
+    assert lipschitz_bounds(keras.layers.ELU(2.0)).lipschitz >= 2
+    channels = keras.layers.Rescaling([1.0, 2.0])
+    channels.build((None, 5, 2))
+    assert lipschitz_bounds(channels).lipschitz == pytest.approx(2, rel=1e-6)
+
+
+def test_no_bound_is_0_or_infinite_by_rounding():
+    assert 0 < Bounds(1e-200, 1e200).then(Bounds(1e-200, 1e200)).lipschitz < 1e-300
+    assert Bounds(1e-200, 1e200).then(Bounds(1e-200, 1e200)).inverse_lipschitz is None
+    assert upwards(float(np.finfo(np.float64).max)) is None

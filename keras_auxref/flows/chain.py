@@ -1,11 +1,12 @@
 """Invertible layers one after the other, as one invertible layer: what a step of a flow is made of."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Self, Unpack
 
 import keras
 
-from keras_auxref.certificate import Certificate, not_proven, proven
+from keras_auxref.certificate import ISOMETRY, Bounds, Certificate, bounds_of, not_proven, proven
 from keras_auxref.flows.copies import serialized
 from keras_auxref.invertible import Invertible, pass_on, takes
 from keras_auxref.package import PACKAGE
@@ -159,7 +160,8 @@ def all_proven(proofs: list[Tensor | None]) -> Tensor | None:
 
 def combined(certificates: dict[str, Certificate]) -> Certificate:
     """The certificate of maps one after the other, by their names."""
+    bounds = functools.reduce(Bounds.then, map(bounds_of, certificates.values()), ISOMETRY)
     for name, certificate in certificates.items():
         if not certificate.invertible:
-            return not_proven(f"of '{name}': {certificate.reason.removeprefix('Not proven: ').removesuffix('.')}")
-    return proven(f"each of {len(certificates)} layers is a bijection")
+            return not_proven(f"of '{name}': {certificate.reason.removeprefix('Not proven: ').removesuffix('.')}", bounds)
+    return proven(f"each of {len(certificates)} layers is a bijection", bounds=bounds)
