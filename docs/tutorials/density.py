@@ -31,7 +31,7 @@ keras.utils.set_random_seed(1)
 # %% [markdown]
 # ## The chain
 #
-# A block has two parts. A coupling moves and stretches one coordinate by a network of the other. A factored
+# A block has two parts. A coupling shifts and scales one coordinate, with a network that sees the other. A factored
 # reflection then mixes the two, where one usually puts a fixed permutation. It is learned, and invertible
 # whatever its weights become. A shift and a scale end the chain.
 
@@ -128,7 +128,7 @@ assert losses[-50:].mean() < -gaussian.log_prob(points).numpy().mean() - 0.5
 # %% [markdown]
 # ## A posterior
 #
-# The same chain, the other way round. How well does the width of a petal tell two kinds of iris apart? In a
+# Now the same kind of chain as a posterior. How well does the width of a petal tell two kinds of iris apart? In a
 # logistic regression with an intercept a and a slope b the answer is a distribution over (a, b). With twelve
 # flowers it is wide and skewed.
 
@@ -166,7 +166,7 @@ posterior = distribution(chain(blocks=4))
 elbo = {"independent Gaussians": fit(independent, 600), "flow": fit(posterior, 600)}
 
 # %% [markdown]
-# In two dimensions the truth can be had by brute force: log p(data) is the integral of the joint density.
+# In two dimensions the exact answer can be computed by brute force: log p(data) is the integral of the joint density.
 
 # %%
 a, b = np.linspace(-10, 10, 401, dtype="float32"), np.linspace(-15, 45, 401, dtype="float32")

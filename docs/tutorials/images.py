@@ -74,7 +74,7 @@ for name, accuracy in shallow.items():
 #
 # ## Thirty layers
 #
-# In a deep network each layer multiplies what the layers before it have left. We look at the length of the
+# In a deep network each layer scales what the layers before it pass on. We look at the length of the
 # activations, layer by layer, before training.
 
 
@@ -109,11 +109,12 @@ assert accuracy["AuxReflection"][-1] > 0.9 > accuracy["Dense, He start"][-1] > a
 
 # %% [markdown]
 # Keras' default start loses nearly all of the signal. He's start keeps its size on average, and still learns slowly.
-# Thirty auxiliary reflections learn as two do.
+# Thirty auxiliary reflections learn about as well as two do.
 #
 # Why? f reflects in one direction, u = Wx. With the default start that direction is random, and a vector of 64 numbers
-# has little of it: f(x) differs from x by about 2/√64 of its length. So the layer starts near the identity, as a
-# residual network does, without a shortcut. A network of Dense layers with shortcuts or normalisation would learn too.
+# has only a small component along it: f(x) differs from x by about 2/√64 of its length. So the layer starts near the
+# identity, as a residual network does, without a shortcut. A network of Dense layers with shortcuts or normalisation
+# would learn too.
 #
 # ## What holds exactly
 #

@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Inference from a simulator
 #
-# A simulator turns parameters θ into data x. Its likelihood may be impossible to write down, and still we can draw
-# pairs (θ, x) from it. A conditional flow that is fitted to such pairs *is* the posterior p(θ | x), for every x at
+# A simulator turns parameters θ into data x. Even if its likelihood is impossible to write down, we can draw
+# pairs (θ, x) from it. A conditional flow fitted to such pairs *is* the posterior p(θ | x), for every x at
 # once. Here we do that for a simulator whose posterior is two thin moons, compare it with the exact one, and check
 # whether its uncertainty can be trusted.
 
@@ -29,7 +29,7 @@ rng = np.random.default_rng(1)
 # %% [markdown]
 # ## The simulator
 #
-# θ is uniform on a square. x is a point of a thin arc, shifted by a function of θ in which |θ₁ + θ₂| appears: two θ
+# θ is uniform on a square. x is a point on a thin arc, shifted by a function of θ that contains |θ₁ + θ₂|: two θ
 # explain every x, and the posterior has two modes.
 
 
@@ -51,7 +51,7 @@ x = simulate(theta)
 # %% [markdown]
 # ## The posterior is a conditional flow
 #
-# A density of θ, with x as its context. The context is used as it is, and x is of the order of one already.
+# The flow is a density of θ, with x as its context. The context is used without scaling; x is already of order one.
 
 # %%
 posterior = Flow(2, steps=6, hidden=64, context=2, seed=1)
@@ -63,8 +63,8 @@ print(f"−log p(θ | x): {history['nats'][0]:.2f} nats after one epoch, {histor
 # %% [markdown]
 # ## Against the exact posterior
 #
-# This simulator is simple enough to write its likelihood down: the arc has a known density in polar coordinates.
-# For one observation we draw samples of the flow over the exact posterior.
+# This simulator is simple enough to write down its likelihood: the arc has a known density in polar coordinates.
+# For one observation we plot samples of the flow over the exact posterior.
 
 
 # %%
@@ -109,7 +109,7 @@ assert near.mean() > 0.5, near.mean()
 #
 # For a new pair (θ, x), count how many of 99 samples of the posterior at x lie below the true θ₁. If the posterior is right, this
 # rank is uniform on 0 … 99, on average over the prior: *simulation-based calibration*. A posterior that is too narrow has
-# ranks at both ends, one that is too wide in the middle.
+# too many ranks at both ends, one that is too wide has too many in the middle.
 
 # %%
 tests, draws = 400, 99
@@ -128,7 +128,7 @@ plt.tight_layout()
 plt.show()
 
 # %% [markdown]
-# The grey band is where nineteen of twenty bars of a uniform distribution are.
+# For a uniform distribution, nineteen of twenty bars end in the grey band.
 
 # %% tags=["remove-cell"]
 counts = np.stack([np.histogram(ranks[:, i], bins=10, range=(0, 100))[0] for i in range(2)])
@@ -136,5 +136,5 @@ chi_square = ((counts - tests / 10) ** 2 / (tests / 10)).sum(axis=1)
 assert (chi_square < 40).all(), chi_square
 
 # %% [markdown]
-# More on conditions is in the [guide](../guides/conditions.md). `posterior.distribution(context=observed)` is the same as a
-# distribution of TensorFlow Probability, and `export_saved_model` serves it.
+# More on conditions is in the [guide](../guides/conditions.md). `posterior.distribution(context=observed)` is the same
+# posterior as a TensorFlow Probability distribution, and `export_saved_model` exports it for serving.

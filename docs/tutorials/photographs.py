@@ -11,9 +11,9 @@
 # %% [markdown]
 # # A flow on your own photographs
 #
-# A normalizing flow learns the density of images. It can draw new ones, blend two of them, and say how likely
-# an image is. In this tutorial we train a small one on patches of a photograph, and then look at all three,
-# also at where likelihood misleads.
+# A normalizing flow learns the density of images. It can draw new images, blend two of them, and tell how likely
+# an image is. In this tutorial we train a small flow on patches of a photograph and then look at all three,
+# including where likelihood misleads.
 
 # %%
 import keras
@@ -75,7 +75,7 @@ show(train[:14] / 255, train[14:28] / 255)
 # %% [markdown]
 # ## Training
 #
-# `Glow` is a `keras.Model`. `fit` minimises bits per dimension: what an ideal code would spend on every
+# `Glow` is a `keras.Model`. `fit` minimises bits per dimension: what an ideal code would spend on each
 # number of an image. Uniform noise costs 8 bits. This flow is small and sees each patch ten times; a good one
 # takes hours.
 
@@ -87,8 +87,8 @@ for epoch in range(0, EPOCHS, 3):
 print(f"test: {history['val_bits_per_dim'][-1]:.2f}")
 
 # %% [markdown]
-# The mixing of channels is a factored reflection, the default. It is invertible by its form, and the model can
-# say so. An image that is encoded and decoded comes back:
+# The mixing of channels is a factored reflection, the default. It is invertible by construction, and the model can
+# prove it. An image that is encoded and decoded comes back:
 
 # %%
 z, log_det = model.encode(test)
@@ -120,7 +120,7 @@ show(model.decode((1 - weights) * first + weights * last), ((1 - pixels) * test[
 # %% [markdown]
 # ## Out of distribution
 #
-# Which images are not like the photograph? We ask for bits per dimension, and call an image strange if it takes
+# Which images are not like the photograph? We compute bits per dimension, and call an image strange if it takes
 # many. The area under the ROC curve (AUC) is the chance that a strange image takes more bits than a test patch:
 # 1 is perfect, ½ is guessing.
 
@@ -160,10 +160,10 @@ assert abs(auc["upside down"] - 0.5) < 0.1
 # %% [markdown]
 # What likelihood catches, and what it does not:
 #
-# * Noise is caught without fail, the other photograph mostly, shuffled pixels unless the patch is plain sky.
-# * Upside down is not caught. A patch of this size hardly has an up and a down.
-# * One colour is not caught either: it takes *fewer* bits than the data. Simple images are likely under any flow.
-#   Few bits mean that an image is easy to predict, not that it belongs. To find such images too, call strange
-#   what takes far more or far fewer bits than training images do.
+# * Noise is always caught, the other photograph mostly, and shuffled pixels unless the patch is plain sky.
+# * Upside-down patches are not caught. A patch of this size hardly has an up and a down.
+# * Patches of one colour are not caught either: they take *fewer* bits than the data. Simple images are likely under any
+#   flow. Few bits mean that an image is easy to predict, not that it belongs to the data. To find such images too, call
+#   every image strange that takes far more or far fewer bits than training images do.
 #
 # The [guide to flows](../guides/flows.md) has more on sizes, mixings and saving.

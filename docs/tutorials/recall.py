@@ -30,7 +30,7 @@ STEPS, SYMBOLS, UNITS = 200, 8, 64
 # ## The data
 #
 # Each sequence has `STEPS` time steps and nine features. The first step is a one-hot symbol. The others
-# have noise in the ninth feature, and nothing that helps.
+# have noise in the ninth feature and nothing else.
 
 
 # %%
@@ -50,12 +50,12 @@ print(x_train.shape, y_train[:10])
 # %% [markdown]
 # ## Three networks
 #
-# All have a state of 64 numbers and a classifier on the last one. They differ in one line.
+# All have a state of 64 numbers and a classifier on the last state. They differ in one line.
 #
-# * An `LSTM` as Keras starts it. Its forget gates begin at sigmoid(1) = 0.73: of every memory a step keeps
-#   about three quarters.
-# * The same with forget gates that start open, at sigmoid(6) = 0.998. This is a setting to know about, and it
-#   takes a guess at how long memories have to last.
+# * An `LSTM` as Keras starts it. Its forget gates begin at sigmoid(1) = 0.73: a step keeps about three quarters of
+#   every memory.
+# * The same with forget gates that start open, at sigmoid(6) = 0.998. One has to know about this setting, and guess
+#   how long memories have to last.
 # * `OrthogonalRNN`: hₜ = modrelu(f(hₜ₋₁) + V xₜ + b), where f is one auxiliary reflection. It starts as a rotation and
 #   keeps the length of the state whatever it learns. There is nothing to set.
 
@@ -86,7 +86,7 @@ for name, model in models.items():
 # %% [markdown]
 # ## What reaches the first step
 #
-# Before any training, ask how much the loss changes with the input at each time step. Where that is zero,
+# Before any training, we measure how much the loss changes with the input at each time step. Where that is zero,
 # nothing can be learned about that step.
 
 
@@ -111,12 +111,12 @@ for name, gradient in before.items():
     print(f"{name:18} first step: {gradient[0]:.1e}   last step: {gradient[-1]:.1e}")
 
 # %% [markdown]
-# The gradient of the LSTM shrinks by a constant factor per step, and is gone long before it gets to the symbol.
-# With open gates it survives; here it even grows. That of the auxiliary reflection keeps its size.
+# The gradient of the LSTM shrinks by a constant factor per step, and vanishes long before it gets to the symbol.
+# With open gates it survives; here it even grows. The gradient of the auxiliary reflection keeps its size.
 #
 # ## Training
 #
-# The same few steps for each.
+# Each network gets the same small number of steps.
 
 # %%
 accuracy = {}
@@ -138,15 +138,15 @@ assert max(accuracy["LSTM"]) < 0.25
 assert before["LSTM"][0] < 1e-8 < 1e-2 < before["OrthogonalRNN"][0]
 
 # %% [markdown]
-# The LSTM as it comes stays at guessing, as it must: no gradient, nothing learned. The auxiliary reflection has
-# the symbol after a few dozen steps, with a quarter of the parameters.
+# The default LSTM does no better than guessing, as it must: without a gradient nothing is learned. The auxiliary
+# reflection solves the task after a few dozen steps, with a quarter of the parameters.
 #
 # ## What to take home
 #
 # * For long memories start from a transition that keeps norms. `transition=` is `"aux"` or one of the orthogonal
 #   matrices that it stands in for: `"householder"`, `"cayley"`, `"exp"`.
-# * Clip gradients, as `clipnorm=1.0` does above. f keeps the length of the state but its Jacobian is not
-#   orthogonal: gradients are not kept exactly. Without clipping and at twice the learning rate we have seen this
+# * Clip gradients, as `clipnorm=1.0` does above. f keeps the length of the state, but its Jacobian is not
+#   orthogonal: gradients are not preserved exactly. Without clipping and at twice the learning rate we have seen this
 #   network learn the task in fifty steps and lose it again.
 # * An LSTM is not helpless. Gates that start open let it learn this task too, if you know that you need them.
 #

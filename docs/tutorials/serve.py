@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Train, export, serve and call
 #
-# From a model in Python to answers over HTTP. In this tutorial we train a classifier, export it as a
-# TensorFlow SavedModel, look at the file without this package, start a server on it, ask, and publish a
+# This tutorial goes from a model in Python to answers over HTTP. We train a classifier, export it as a
+# TensorFlow SavedModel, load it without this package, start a server, send requests, and publish a
 # second version.
 
 # %%
@@ -62,7 +62,7 @@ print(f"test accuracy: {accuracy:.3f}")
 # %% [markdown]
 # ## Export
 #
-# One line. The folder has a sub-folder for each version, as TensorFlow Serving expects it.
+# This takes one line. The folder has a sub-folder for each version, as TensorFlow Serving expects.
 
 # %%
 home = Path(tempfile.mkdtemp())
@@ -72,8 +72,8 @@ for file in sorted(folder.rglob("*")):
         print(f"{file.relative_to(home)}  {file.stat().st_size:,} bytes")
 
 # %% [markdown]
-# The file is complete: a process with nothing but TensorFlow loads it. We start one, and forbid it to import
-# this package and TensorFlow Probability.
+# The folder is complete: a process with nothing but TensorFlow can load it. We start one that cannot import
+# this package or TensorFlow Probability.
 
 # %%
 program = """
@@ -173,8 +173,8 @@ except urllib.error.HTTPError as error:
 # %% [markdown]
 # ## A second version
 #
-# Train on, and export again: the new version gets the next number. The server takes it up by itself, within
-# seconds, and loses no request. With `--keep 2` the old version is served beside it.
+# We continue training and export again: the new version gets the next number. The server picks it up by itself, within
+# seconds, and loses no request. With `--keep 2` the old version is still served as well.
 
 # %%
 model.fit(x_train, y_train, batch_size=32, epochs=10, verbose=0)
@@ -184,7 +184,7 @@ while get(f"{url}/metadata")["model_spec"]["version"] != "2":
 print(f"test accuracy over HTTP: {np.mean(np.array([row['class'] for row in predict(x_test)]) == y_test):.3f}")
 
 # %% [markdown]
-# The way back is to take the new version away:
+# To roll back, remove the new version:
 
 # %%
 (home / "digits" / "2").rename(home / "digits" / "2.bad")
