@@ -27,7 +27,7 @@ def modrelu(x: Tensor, bias: Tensor) -> Tensor:
 
 
 def activation(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """φ(z) with the bias of modReLU; and from the cotangent g of φ(z) and φ(z) itself, those of z and of the bias."""
+    """φ(z) with the bias of modReLU; and a function from φ(z) and its cotangent g to the cotangents of z and of the bias."""
 
     def deactivate_modrelu(g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         sign = ops.sign(h)

@@ -15,7 +15,7 @@ def cayley(a: Tensor) -> Tensor:
 
     One inverse forward, two matrix products backward. U is orthogonal to rounding for every A: where ‖K‖₁ > 64 the error of the
     inverse, about ε‖K‖, is removed by Newton–Schulz steps U ← U (3I − UᵀU)/2, and a K with ‖K‖₁ beyond 1/(8ε), 10⁶ in float32,
-    is shortened to that. Runs on every Keras backend.
+    is scaled down to that. Runs on every Keras backend.
 
     Args:
         a: Tensor of shape `(d, d)`.

@@ -1,4 +1,4 @@
-"""T auxiliary reflections of a vector, in the factored form, with directions and eigenvalues that an encoder gave."""
+"""T auxiliary reflections of a vector, in factored form, with directions and eigenvalues that an encoder provides."""
 
 from keras import ops
 

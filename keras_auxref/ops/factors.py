@@ -14,7 +14,7 @@ from keras_auxref.typing import Tensor
 
 
 class Route(NamedTuple):
-    """One way to answer questions about I − cW for a batch of rows.
+    """One way to compute with I − cW for a batch of rows.
 
     Attributes:
         basis: `"symmetric"`, orthonormal eigenvectors; `"paired"`, a real basis of a general W; `"rows"`, none: one factorisation
@@ -34,18 +34,18 @@ class Factors(NamedTuple):
     """W/scale = B M B⁻¹ in float64, M block diagonal with h = ⌈d/2⌉ real blocks [[a₁, b], [−b, a₂]].
 
     A pair of conjugate eigenvalues a ± ib with eigenvectors r ± is is one block with a₁ = a₂ = a and the columns r, s of B; two
-    real eigenvalues are another, with b = 0. So everything after this point is real arithmetic of a static shape. For symmetric
-    W all b are zero and B is orthogonal. Where d is odd, one column is zero and has the eigenvalue 0.
+    real eigenvalues form a block with b = 0. So everything after this point is real arithmetic with static shapes. For a
+    symmetric W all b are zero and B is orthogonal. If d is odd, one column is zero and has the eigenvalue 0.
 
     Attributes:
-        w: W/scale, with the identity in the place of a W that is zero or not finite.
+        w: W/scale, or the identity if W is zero or not finite.
         scale: The power of two for which max|W|/scale is about 1; NaN when W is not finite.
         route: Which of `ROUTES` is accurate enough for the dtype asked for, a scalar.
         a: (2, h), the diagonals of the blocks.
         b: (h,).
         right: (2h, d): its rows are the columns of B, first those that belong to a₁.
         left: (2h, d): the rows of B⁻¹.
-        bracket: Where the inverse looks for c; None where it has not been asked for.
+        bracket: Where the inverse looks for c; None if it was not requested.
 
     Example:
     >>> import numpy as np
@@ -69,7 +69,7 @@ def factorize(w: Tensor, symmetric: bool | None = None) -> Factors:
     """Factors W once, in float64, for any number of later calls of `log_det_jacobian` and `inverse`.
 
     Pass the result as `factors=` where one W serves many batches, as in evaluation or serving. The factors are constants to
-    automatic differentiation; gradients with respect to W do not need theirs.
+    automatic differentiation; gradients with respect to W do not need gradients of the factors.
 
     Args:
         w: Tensor of shape `(d, d)`.
@@ -93,7 +93,7 @@ def factorize(w: Tensor, symmetric: bool | None = None) -> Factors:
 
 
 def is_certified(w: Tensor, symmetric: bool | None = None) -> Tensor:
-    """Whether f(x) = H(Wx) x is proven to be a bijection: a scalar boolean tensor, also inside of graphs.
+    """Whether f(x) = H(Wx) x is proven to be a bijection: a scalar boolean tensor, also inside graphs.
 
     The proof is that of `kernels.certify`, which gives reasons: W⁻¹ = S + K, S symmetric and definite with κ(S) < 2, rounding
     included.
@@ -120,7 +120,7 @@ def factors_of(w: Tensor, symmetric: bool | None, *, bracket: bool = False) -> F
 
 
 def routes_of(factors: Factors, w: Tensor, symmetric: bool | None) -> tuple[int, ...]:
-    """The routes that W may take: one where that is known now, so that the others do not come into a graph."""
+    """The routes that W may take: only one if it is already known, so that the others do not enter the graph."""
     if is_concrete(factors.route):
         return (int(factors.route),)  # type: ignore[call-overload]
     if _needs_rows(w, symmetric):
@@ -135,7 +135,7 @@ def dispatch(route: Tensor, possible: tuple[int, ...], function: Callable[[Route
 
     Args:
         route: The route of W.
-        possible: Which routes to expect, in their order, by `routes_of`.
+        possible: The routes to expect, in order, from `routes_of`.
         function: Called with a `Route`; all its results have the same structure.
     """
     if len(possible) == 1:
@@ -173,7 +173,7 @@ def _factorize(w: Tensor, symmetric: bool | None, bracket: bool) -> Factors:
         )
     if factors.bracket is None:
         return factors
-    # Nothing is proven of a W that the identity stands in for.
+    # Nothing is proven if the identity replaces W.
     certified, mild = (ops.logical_and(proven, usable) for proven in (factors.bracket.certified, factors.bracket.mild))
     return factors._replace(bracket=factors.bracket._replace(certified=certified, mild=mild))
 
@@ -187,7 +187,7 @@ def _symmetric(w: Tensor, scale: Tensor, bracket: bool) -> Factors:
 
 
 def _padded(rows: Tensor) -> Tensor:
-    """(d, …) with a row of zeros below where d is odd."""
+    """(d, …), with a row of zeros appended if d is odd."""
     return rows if rows.shape[0] % 2 == 0 else ops.concatenate([rows, ops.zeros_like(rows[:1])])
 
 
@@ -230,14 +230,14 @@ def _general(w: Tensor, scale: Tensor, dtype: str, bracket: bool) -> Factors:
     a = ops.stack([ops.take(real, one), pair[:, 0] * ops.take(real, one) + has_two[:, 0] * ops.take(real, two)])
     b = pair[:, 0] * ops.take(imaginary, one)
     left = _padded(inverse_by_qr(ops.transpose(right[:d])))
-    # The pairing and the eigenvectors are believed only if they give W back.
+    # The pairing and the eigenvectors are used only if they reproduce W.
     blocks = ops.concatenate([a[0][:, None] * left[:h] + b[:, None] * left[h:], a[1][:, None] * left[h:] - b[:, None] * left[:h]])
     error = ops.max(ops.abs(matmul(ops.transpose(right), blocks) - w))
     condition = ops.sqrt(ops.sum(ops.square(right)) * ops.sum(ops.square(left)) / d)
     # The error of the basis is about condition · unit: for float32 in a float64 basis much is left, for float64 less.
     narrow = 30.0 if dtype != "float64" else 1e5
     usable = 1e9 if dtype != dtype_of(w) else narrow
-    # Comparisons with NaN are false, so that whatever went wrong ends in the route that needs no basis.
+    # Comparisons with NaN are false, so any failure ends in the route that needs no basis.
     fits = [ops.logical_and(condition <= limit, error / unit <= limit) for limit in (narrow, usable)]
     route = ops.where(fits[0], PAIRED, ops.where(fits[1], PAIRED_WIDE, ROWS))
     bounds = bracket_of(w, inverse_by_qr(w)) if bracket else None

@@ -22,8 +22,8 @@ class Mirrored(NamedTuple):
 def reflect_along(u: Tensor, x: Tensor, magnitude: Tensor, null: Tensor) -> Mirrored:
     """H(u) x for u scaled to max|û| = 1 first, so that ‖û‖² neither over- nor underflows; x itself where `null`.
 
-    `magnitude` is max|u|. Treating it as a constant is exact, because H ignores the length of u. On null rows 1 is added to what
-    is divided by, which keeps gradients of every order finite.
+    `magnitude` is max|u|. Treating it as a constant is exact, because H does not depend on the length of u. On null rows 1 is
+    added to the divisor, which keeps gradients of every order finite.
     """
     null = ops.cast(null, u.dtype)
     scale = (1 - null) / (magnitude + null)

@@ -1,4 +1,4 @@
-"""The Householder flow: T reflections of a vector, each in a direction of its own that an encoder gave."""
+"""The Householder flow: T reflections of a vector, in directions that an encoder provides."""
 
 from keras import ops
 
@@ -12,7 +12,7 @@ def householder_flow(z: Tensor, v: Tensor) -> Tensor:
 
         z′ = H(v_T) … H(v₁) z,      H(v) z = z − 2 v (vᵀz) / ‖v‖²,      and H(0) z = z
 
-    The map is orthogonal: log|det ∂z′/∂z| = 0, and its inverse is the same with the directions in the opposite order,
+    The map is orthogonal: log|det ∂z′/∂z| = 0, and its inverse is the same with the directions in reverse order,
     `householder_flow(z, flip(v, axis=-2))`. It turns a Gaussian with a diagonal covariance into one with a full covariance.
 
     Args:

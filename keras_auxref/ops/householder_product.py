@@ -42,7 +42,7 @@ def householder_product(v: Tensor, x: Tensor) -> Tensor:
     O(d k²); blocks (FastH) spend O(d k (m + n)) for n rows, in k/m steps. At d = k = 784, n = 128, forward and backward on 2 CPU
     cores in float32, blocks of 112 took 11.9 ms, CWY 21.6 ms with the same closed-form gradient and 25.9 ms with automatic
     differentiation, a plain matrix product 3.8 ms: hence blocks, 1.8 times faster. Forming U by CWY and multiplying by it took
-    twice as long as CWY. Where x has 2d rows or more U is formed, by blocks, as that is faster then.
+    twice as long as CWY. For an x with 2d rows or more, U is formed in blocks, which is then faster.
 
     Columns may have any length from 1e-30 to 1e30; columns of zero get the gradient zero. Runs on every Keras backend; on
     TensorFlow the gradient is in closed form and second derivatives are exact.
@@ -113,7 +113,7 @@ def _apply(v: Tensor, x: Tensor) -> Tensor:
 
 
 def _scale(v: Tensor) -> tuple[Tensor, Tensor]:
-    """1/max|v| per column, a constant to the gradient since H ignores the length of v, and which columns are zero."""
+    """1/max|v| per column, constant to the gradient since H does not depend on the length of v; and which columns are zero."""
     magnitude = largest(ops.stop_gradient(v), axis=0)
     dead = magnitude < np.finfo(dtype_of(v)).tiny
     one = ops.ones_like(magnitude)
@@ -132,7 +132,7 @@ def _forward(v: Tensor, dead: Tensor, x: Tensor) -> list[Block]:
 def _forward_block(v: Tensor, dead: Tensor, x: Tensor) -> Block:
     transposed = ops.transpose(v)
     gram = ops.matmul(transposed, v)
-    # A column of zero has a row and a column of zero in VᵀV: any nonzero diagonal makes it the identity.
+    # A zero column gives a zero row and a zero column of VᵀV: any nonzero diagonal entry makes it the identity.
     half = 0.5 * ops.where(dead[0], 1, ops.diagonal(gram))
     t = ops.triu(gram, 1) + ops.diag(half)
     p = backend.solve_upper(t, ops.matmul(transposed, ops.transpose(x)))
@@ -164,7 +164,7 @@ def _block_vjp(g: Tensor, block: Block) -> tuple[Tensor, Tensor]:
     transposed = ops.transpose(block.v)
     r = ops.solve_triangular(ops.transpose(block.t), ops.matmul(transposed, ops.transpose(g)), lower=True)
     s = ops.triu(ops.matmul(r, ops.transpose(block.p)))
-    # The diagonal halved in the triangle is a whole one in S + Sᵀ less one diagonal.
+    # Halving the diagonal of the triangle means subtracting the diagonal once from S + Sᵀ.
     s = s + ops.transpose(s) - ops.diag(ops.diagonal(s))
     gv = ops.matmul(block.v, s)
     gv = gv - ops.matmul(ops.transpose(block.x), ops.transpose(r)) - ops.matmul(ops.transpose(g), ops.transpose(block.p))
@@ -183,7 +183,7 @@ def householder_vectors(u: Tensor, reflections: int | None = None) -> np.ndarray
     """Householder vectors of an orthogonal matrix: v of shape (d, k) with H(v₁)…H(v_k) = U, in NumPy and float64.
 
     The QR decomposition of an orthogonal U by reflections that map each column to +e_i has R = diag(1, …, 1, ±1), and the last
-    sign is a reflection too. k proper reflections have determinant (−1)ᵏ; if U has the other sign, one column is zero.
+    sign is a reflection too. k proper reflections have determinant (−1)ᵏ; if det U has the other sign, one column is zero.
     Reflections that are not needed come in pairs H(e)H(e) = I, which, unlike zeros, have a gradient and can be trained.
 
     Args:

@@ -28,10 +28,10 @@ from keras_auxref.ops.rows import dtype_of, epsilon, largest, map_rows, matmul, 
 from keras_auxref.ops.secular import solve_secular
 from keras_auxref.typing import Tensor
 
-_LEAVE = 1 / 16  # the share of a batch that is small enough to be left behind
+_LEAVE = 1 / 16  # the search stops when at most this share of a batch is left
 _ACCEPTED = {"float32": 1e-4, "float64": 1e-9}  # the largest ‖f(x) − y‖/‖y‖ of an x that is returned
 _ORDINARY = 1.96  # the κ of a symmetric W up to which five or six steps are enough
-_POLISH = 3  # Newton steps on f(x) = y for rows that are searched for alone
+_POLISH = 3  # Newton steps on f(x) = y for rows that are searched one by one
 
 
 class Inverse(NamedTuple):
@@ -41,7 +41,7 @@ class Inverse(NamedTuple):
         x: The preimages, NaN where none was found.
         steps: How many steps on the secular equation each vector took.
         residual: ‖f(x) − y‖/‖y‖ of the x that is returned, after rounding to its dtype, in float64. Here f(x) = x only where W x
-            is exactly zero: a y that W takes to rounding noise comes back as it is, and this tells what that means.
+            is exactly zero: if W y is only rounding noise, y is returned unchanged, and the residual shows how good that is.
         certified: Whether W is proven to have one preimage for every vector.
 
     Example:
@@ -73,23 +73,23 @@ def inverse(
 
         ‖(I − cW)⁻¹ y‖ = ‖y‖,      x = (I − cW)⁻¹ y,
 
-    one unknown and not d. W is factored once; the root is found by safeguarded Newton steps, typically 3 to 5. When W⁻¹ = S + K,
-    S symmetric positive (or negative) definite with condition below 2 and K skew, the preimage is unique and is found from
-    anywhere. For any other invertible W a preimage always exists and is refined in float64, but **it may not be the only
+    with one unknown instead of d. W is factored once; the root is found by safeguarded Newton steps, typically 3 to 5. When W⁻¹ =
+    S + K, S symmetric positive (or negative) definite with condition below 2 and K skew, the preimage is unique and is found from
+    any start. For any other invertible W a preimage always exists and is refined in float64, but **it may not be the only
     one**: see `preimages`. The x that is returned, rounded to its dtype, is checked against the real f(x) − y: where that is
     more than 1e-4 ‖y‖ in float32 or 1e-9 ‖y‖ in float64, x is NaN, never a wrong number.
 
     Gradients for y and W come from the implicit function theorem. Second derivatives are right, and cost one d×d solve per
-    vector; PyTorch refuses them. Runs on TensorFlow, JAX and PyTorch; in JAX float64 is there only with `jax_enable_x64`. Under
-    TensorFlow's XLA pass `symmetric=True` if W is, any other W costs a QR factorisation per vector and step.
+    vector; PyTorch refuses them. Runs on TensorFlow, JAX and PyTorch; JAX has float64 only with `jax_enable_x64`. Under
+    TensorFlow's XLA pass `symmetric=True` if W is symmetric; any other W costs a QR factorisation per vector and step.
 
     Args:
         y: Tensor of shape `(..., d)`.
         w: Tensor of shape `(d, d)`.
         symmetric: True promises W = Wᵀ; None looks at W.
         factors: The result of `factorize(w)`, where the same W serves many batches.
-        near: A number, the c(x) = 2 uᵀx/‖u‖², u = Wx, about which to look for x where there may be several: for data whose c
-            cluster, as they do around 1 for a W that started at I − U, their mean. Makes no difference for a W with certificate.
+        near: The number c(x) = 2 uᵀx/‖u‖², u = Wx, near which to look where there may be several x. For data whose c
+            cluster, as they do around 1 for a W that started at I − U, use their mean. With a certified W it has no effect.
         max_steps: Bound on the number of steps.
 
     Returns:
@@ -145,7 +145,7 @@ def _prepared(w: Tensor, symmetric: bool | None, factors: Factors | None, near: 
 
 
 class _Found(NamedTuple):
-    """Of every row x, the number of steps, c, and whether x is accurate beyond doubt."""
+    """For every row: x, the number of steps, c, and whether x is certainly accurate."""
 
     x: Tensor
     steps: Tensor
@@ -154,9 +154,9 @@ class _Found(NamedTuple):
 
 
 def _search(y: Tensor, w: Tensor, constants: Any, *, possible: tuple[int, ...], max_steps: int) -> Any:
-    """(x, steps) for rows, without gradients: up to three searches, each for the rows that the one before did not find.
+    """(x, steps) for rows, without gradients: up to three searches, each for the rows that the previous one did not solve.
 
-    1. All rows together, in the basis of W and in their own dtype, until few are left. A symmetric W with certificate takes a
+    1. All rows together, in the basis of W and in their own dtype, until few are left. A certified symmetric W takes a
        fixed number of steps instead, those of the factored reflection.
     2. In the basis of W and in float64, from where the first search ended.
     3. In float64 without a basis of W.
@@ -201,7 +201,7 @@ def _search(y: Tensor, w: Tensor, constants: Any, *, possible: tuple[int, ...], 
 
 
 def _condition(factors: Factors) -> Tensor:
-    """κ(W) of a symmetric W with certificate, infinite without."""
+    """κ(W) of a certified symmetric W, otherwise infinity."""
     magnitude = ops.abs(ops.reshape(factors.a, (-1,))[: factors.w.shape[0]])
     condition = ops.max(magnitude) / ops.min(magnitude)
     return ops.where(_bracket(factors).certified, condition, float("inf"))
@@ -212,7 +212,7 @@ def _bracket(factors: Factors) -> Bracket:
 
 
 class _Search(NamedTuple):
-    """The search for x with f(x) = y, for a W of about 1 and rows y of about 1; every method takes rows."""
+    """The search for x with f(x) = y, for W and rows y with entries of order 1; every method takes rows."""
 
     w: Tensor
     factors: Factors
@@ -221,7 +221,7 @@ class _Search(NamedTuple):
     max_steps: int
 
     def in_eigenbasis(self, y: Tensor, null: Tensor) -> _Found:
-        """x = −V g⁻¹(Vᵀy) for W = V diag(λ) Vᵀ, κ < 2: the way of the factored reflection."""
+        """x = −V g⁻¹(Vᵀy) for W = V diag(λ) Vᵀ, κ < 2: the method of the factored reflection."""
         d, dtype = self.w.shape[0], dtype_of(y)
         basis = ops.cast(self.factors.right[:d], dtype)
         scales = ops.cast(ops.abs(ops.reshape(self.factors.a, (-1,))[:d]), dtype)
@@ -238,9 +238,9 @@ class _Search(NamedTuple):
         return _Found(x, taken, ops.zeros_like(x[:, :1]), ops.ones_like(null))
 
     def in_basis(self, y: Tensor, null: Tensor, before: _Found, *, kind: str) -> _Found:
-        """A search in the basis of W from c on, in a dtype, and a refinement, where that dtype has the digits for W x.
+        """A search in the basis of W from c, in a given dtype, and a refinement if that dtype is accurate enough for W x.
 
-        Below float64 it ends when few rows are left. x is good if it is far better than it has to be.
+        Below float64 it ends when few rows are left. x counts as good if it is far better than required.
         """
         dtype, narrow = dtype_of(y), kind != backend.wide_dtype()
         rows, w = ops.cast(y, kind), ops.cast(self.w, kind)
@@ -267,9 +267,9 @@ class _Search(NamedTuple):
         return solve_secular(y, wy, null, resolvent, _bracket(self.factors), start, **options)
 
     def _refined(self, x: Tensor, y: Tensor, null: Tensor) -> tuple[Tensor, Tensor]:
-        """One Newton step on f(x) = y, which takes the rounding of the basis out, and a bound on the residual.
+        """One Newton step on f(x) = y, which removes the rounding error of the basis, and a bound on the residual.
 
-        That is the residual of x after rounding to the dtype of y, with the rounding of f(x) itself. A step that makes it larger
+        The bound is for x after rounding to the dtype of y, and includes the rounding of f(x) itself. A step that makes it larger
         is not taken. Rows that the basis cannot refine to the last digits count as ten times worse.
         """
         dtype, kind = dtype_of(y), dtype_of(x)
@@ -288,21 +288,21 @@ class _Search(NamedTuple):
         point = PairedPoint(forward, w, self.factors, MOST[dtype])
         refined = ops.cast(ops.where(point.hard, x, x - jacobian_solve(point, difference)), dtype)
         after = error(ops.cast(refined, kind))[2]
-        if kind == dtype:  # otherwise what rounding does to x is more than what the step does
+        if kind == dtype:  # otherwise rounding changes x by more than the step does
             better = after < before
             refined, after = ops.where(better, refined, x), ops.where(better, after, before)
         return refined, ops.cast(ops.where(point.hard, 10 * after, after), dtype)
 
     def in_rows(self, y: Tensor, null: Tensor, before: _Found) -> _Found:
-        """The search without a basis of W, in float64: one QR factorisation per row and step, for rows that nothing else finds.
+        """The search without a basis of W, in float64: one QR factorisation per row and step, for rows that nothing else solves.
 
-        Where y has next to nothing in the direction of an eigenvector of W, a root may be so close to a pole that no number lies
-        between: x changes from one end of the bracket to the other, along that eigenvector. (I − cW)x = y holds on the line from
-        one to the other, and ‖x‖ = ‖y‖ picks the point. Where no number is on the other side, the eigenvector comes from inverse
-        iteration.
+        Where y has almost no component along an eigenvector of W, a root may be so close to a pole that no floating-point number
+        lies between them: x changes along that eigenvector from one end of the bracket to the other. (I − cW)x = y holds on the
+        line between both ends, and ‖x‖ = ‖y‖ picks the point. If there is no number on the other side, inverse iteration gives
+        the eigenvector.
 
-        Without a certificate the search goes from its start outwards: far out ‖W x‖ ≤ 2 ‖x‖/|c| is small, and f magnifies the
-        rounding of x. Where that spoils every digit that counts, a second search goes from c = 0 the other way.
+        Without a certificate the search moves outwards from its start: far out, ‖W x‖ ≤ 2 ‖x‖/|c| is small, and f magnifies the
+        rounding of x. If that leaves too large a residual, a second search goes from c = 0 in the opposite direction.
         """
         dtype, exact = dtype_of(y), backend.wide_dtype()
         rows, w = ops.cast(y, exact), ops.cast(self.w, exact)
@@ -341,22 +341,22 @@ class _Search(NamedTuple):
         return _Found(x, steps, c, good)
 
     def _near_null(self, c: Tensor, resolvent: Rows, y: Tensor) -> Tensor:
-        """The direction in which (I − cW)⁻¹ is largest, of length 1, up to what two steps of inverse iteration leave."""
-        v = ops.cos(ops.cumsum(ops.ones_like(y), axis=-1))  # any vector without a pattern that W might have
+        """The direction in which (I − cW)⁻¹ is largest, of length 1, as accurate as two steps of inverse iteration make it."""
+        v = ops.cos(ops.cumsum(ops.ones_like(y), axis=-1))  # a vector without any structure that W might share
         for _ in range(2):
             v = resolvent.solve(c, v)
             v = ops.where(ops.isfinite(v), v, 0.0) / size_of(v)
         return v / nonzero(ops.sqrt(row_dot(v, v)))
 
     def _closer(self, a: Tensor, b: Tensor, y: Tensor) -> Tensor:
-        """The better of two candidates, and the other one where one is not a number."""
+        """The better of two candidates; if one is NaN, the other."""
         w = ops.cast(self.w, a.dtype)
         first, second = residual_of(a, y, w), residual_of(b, y, w)
         return ops.where(ops.logical_or(second < first, ops.isnan(first)), b, a)
 
 
 def residual_of(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-    """‖f(x) − y‖/‖y‖ for rows of about 1 and a W of about 1, (n, 1), with f(x) = x only where W x is exactly zero."""
+    """‖f(x) − y‖/‖y‖ for rows and W with entries of order 1, (n, 1), with f(x) = x only where W x is exactly zero."""
     difference = accurate_reflection(x, ops.ones_like(x[:, :1], dtype="bool"), w).y - y
     return ops.sqrt(row_dot(difference, difference)) / nonzero(ops.sqrt(row_dot(y, y)))
 
@@ -370,7 +370,7 @@ def _residual(x: Tensor, y: Tensor, w: Tensor, scale: Tensor) -> Tensor:
 
 
 def _between(low: Tensor, high: Tensor, y: Tensor) -> Tensor:
-    """The point of length ‖y‖ on the way from `low` to `high`, of which one is longer than y and one shorter."""
+    """The point of length ‖y‖ between `low` and `high`, one of which is longer than y and one shorter."""
     way = high - low
     a, b, q = row_dot(way, way), row_dot(low, way), row_dot(low, low) - row_dot(y, y)
     root = ops.sqrt(ops.relu(b * b - a * q))
@@ -400,7 +400,7 @@ def _differentiable(y: Tensor, w: Tensor, constants: Any, possible: tuple[int, .
 
 
 def _with_enough_digits(factors: Factors, possible: tuple[int, ...], dtype: str) -> tuple[Factors, tuple[int, ...]]:
-    """Factors with a route that is wide for an ill-conditioned W, and which routes that leaves."""
+    """Factors with a float64 route for an ill-conditioned W, and the routes that remain possible."""
     if dtype == backend.wide_dtype() or min(possible) >= PAIRED_WIDE:
         return factors, possible
     route = ops.where(_bracket(factors).mild, factors.route, ops.maximum(factors.route, PAIRED_WIDE))

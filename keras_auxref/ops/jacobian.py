@@ -2,9 +2,9 @@
 
     J = H(u) N,      N = A + 2 u vᵀ/‖u‖²,      A = I − c W,      u = W x,   v = Wᵀx,   c = 2 uᵀx/‖u‖².
 
-Everything here is written with N⁻¹. `DiagonalPoint` and `PairedPoint` have it from a basis of W, by A⁻¹ as in Lemma 4, which is
-infinite where A is singular, and J need not be. `RowPoint` factors N itself, one matrix per row: it serves the few rows for which
-the others lose too many digits.
+Everything here is written in terms of N⁻¹. `DiagonalPoint` and `PairedPoint` compute it in a basis of W, from A⁻¹ as in Lemma 4,
+which is infinite where A is singular, although J need not be. `RowPoint` factors N itself, one matrix per row: it is for the few
+rows for which the others lose too many digits.
 """
 
 import functools
@@ -48,7 +48,7 @@ def jacobian(x: Tensor, w: Tensor) -> Tensor:
     """
     x, w = as_tensor(x, "x"), as_tensor(w, "w")
     check_vectors_and_matrix(x, w, "x")
-    # J ignores the lengths of x and of W: scale both to 1, so that nothing over- or underflows.
+    # J does not depend on the scale of x and W: scale both to 1, so that nothing over- or underflows.
     w = w / size_of(w, axis=None)
     forward = reflection(x / size_of(x), w)
     direction = ops.cast(forward.direction, w.dtype)
@@ -65,9 +65,9 @@ def _companion(forward: Reflection, w: Tensor) -> Tensor:
 
 
 class Point(Protocol):
-    """Questions about N = I − cW + β u vᵀ, β = 2/‖u‖², for every row of a batch, for W and x of about 1.
+    """N = I − cW + β u vᵀ, β = 2/‖u‖², for every row of a batch, for W and x with entries of order 1.
 
-    On null rows β = 0 and c = 0, so that N = I and nothing else has to know of them.
+    On null rows β = 0 and c = 0, so that N = I and they need no special treatment.
     """
 
     forward: Reflection
@@ -76,7 +76,7 @@ class Point(Protocol):
     log_abs_det: Tensor
 
     def quantities(self) -> "Quantities":
-        """What the gradient of log|det N| is made of."""
+        """The terms of the gradient of log|det N|."""
 
     def solve(self, z: Tensor) -> Tensor:
         """N⁻¹z."""
@@ -111,16 +111,17 @@ def at_points(
     possible: tuple[int, ...],
     nothing: tuple[Any, Any],
 ) -> tuple[Any, Any]:
-    """function(point, g) at every row, in the dtype of w: in the basis of W, and alone where that loses too many digits.
+    """function(point, g) at every row, in the dtype of w: in the basis of W, and row by row where that loses too many digits.
 
     Args:
         function: What to compute at every point.
-        g: (n, …), what the totals are linear in.
-        forward: f(x) for a W of about 1, with x̂ = x divided by a power of two: hard rows depend on the last digit of x.
+        g: (n, …), in which the totals are linear.
+        forward: f(x) for a W with entries of order 1, with x̂ = x divided by a power of two: hard rows depend on the last digit
+            of x.
         w: That W, in the dtype of `forward`.
         factors: The factors of W.
         possible: The routes that W may take.
-        nothing: Zeros of the structure of the result.
+        nothing: Zeros with the structure of the result.
     """
     live = ops.not_equal(forward.scale, 0)  # judged in the precision of the input
     x, dtype = forward.unit, dtype_of(w)
@@ -142,7 +143,7 @@ def at_points(
 
 
 def in_basis(forward: Reflection, w: Tensor, factors: Factors, way: Route) -> "DiagonalPoint | PairedPoint":
-    """The points of a batch in the basis of W, in float64 where the way is wide."""
+    """The points of a batch in the basis of W, in float64 if the route is wide."""
     dtype = backend.wide_dtype() if way.wide else dtype_of(w)
     most = MOST[dtype_of(w)]
     if dtype != dtype_of(w):
@@ -158,7 +159,7 @@ def _cast(nest: Any, dtype: str) -> Any:
 
 
 MOST = {"float32": 1e3, "float64": 1e4}
-"""By how much rounding may be amplified, by the dtype of the input, before a row is computed without a basis."""
+"""For each dtype of the input, how much rounding may be amplified before a row is computed without a basis."""
 
 
 def jacobian_solve(point: Point, r: Tensor) -> Tensor:
@@ -179,15 +180,15 @@ def _reflected(point: Point, r: Tensor) -> Tensor:
 
 
 class RowPoint:
-    """N by one QR factorisation per row: what is asked where nothing else is accurate, and where W has no basis.
+    """N by one QR factorisation per row: for rows where nothing else is accurate, and for a W without a usable basis.
 
-    f is homogeneous, so that N x = x. With the Householder matrix Q that takes x to the first axis,
+    f is homogeneous, so N x = x. With the Householder matrix Q that takes x to the first axis,
 
         N = Q [[1, r], [0, N′]] Q,      det N = det N′,
 
-    which keeps N′ well conditioned where W x is small, and c and the rest of N are large. What is left of the digits is known:
-    the entries of N have an error of about ε (1 + ‖W‖‖x‖/‖u‖ + β‖u‖‖v‖), which N′⁻¹ magnifies. Where log|det N| is not good to
-    three digits, all answers are NaN.
+    which keeps N′ well conditioned where W x is small and c and the rest of N are large. The remaining accuracy is known:
+    the entries of N have an error of about ε (1 + ‖W‖‖x‖/‖u‖ + β‖u‖‖v‖), which N′⁻¹ magnifies. Where log|det N| is not accurate
+    to three digits, all results are NaN.
     """
 
     def __init__(self, x: Tensor, live: Tensor, w: Tensor) -> None:
@@ -248,7 +249,7 @@ class RowPoint:
 
 
 def accurate_reflection(x: Tensor, live: Tensor, w: Tensor) -> Reflection:
-    """f(x) for rows x of about 1 and a W of about 1, with u = W x to the last digit; x itself where not `live`."""
+    """f(x) for rows x and W with entries of order 1, with u = W x to the last digit; x itself where not `live`."""
     u = accurate_product(x, w)
     magnitude = largest(u)
     result = reflect_along(u, x, magnitude, ops.logical_or(~live, magnitude == 0))
@@ -261,7 +262,7 @@ class DiagonalPoint:
 
         κ = 1 + β Σ ũ²/δ       det N = κ Π δ       N⁻¹u = N⁻ᵀv = B (ũ/δ)/κ.
 
-    Rows where this loses too many digits, since a δ or κ or u is small, are `hard`: their answers are finite and mean nothing.
+    Rows where this loses too many digits, because a δ, κ or u is small, are `hard`: their results are finite but meaningless.
     """
 
     def __init__(self, forward: Reflection, w: Tensor, factors: Factors, most: float) -> None:
@@ -375,16 +376,16 @@ class PairedPoint:
 def _is_hard(forward: Reflection, spread: Tensor, terms: Tensor, kappa: Tensor, most: float) -> Tensor:
     """Where rounding is amplified more than `most` times: by the blocks of A⁻¹, by κ and by the cancellation in u = W x.
 
-    Not a number, as at a pole, is hard too, but for rows that are no numbers themselves.
+    Rows with a NaN, as at a pole, are hard too, unless x itself has a NaN.
     """
     # c = 2uᵀx/‖u‖², where the rounding of u is relative to ‖W‖‖x‖.
     cancelled = ops.square(ops.maximum(forward.scale, ops.ones_like(kappa)))
     amplified = spread * terms / ops.abs(kappa) * cancelled
     finite = ops.isfinite(forward.scale * forward.relative)
-    # Not the negation of the comparison: TensorFlow makes `>` of that, which NaN answers otherwise.
+    # Not the negated comparison: TensorFlow turns that into `>`, which differs for NaN.
     return ops.where(amplified <= most, ops.zeros_like(finite), finite)
 
 
 def _harmless(hard: Tensor, t: Tensor) -> Tensor:
-    """t, and 1 on rows that are hard, so that nothing infinite enters a total."""
+    """t, but 1 on hard rows, so that nothing infinite enters a total."""
     return ops.where(hard, ops.ones_like(t), t)

@@ -34,14 +34,14 @@ def reflect_and_log_det(x: Tensor, w: Tensor, *, symmetric: bool | None = None, 
 
         log|det J| = log|det(A + 2 u vᵀ/‖u‖²)|,      A = I − c W,      u = W x,   v = Wᵀx,   c = 2 uᵀx/‖u‖²  (Lemma 4).
 
-    A depends on x through the scalar c alone, so W is factored once, in float64, and n vectors cost O(n d² + d³) and not
+    A depends on x only through the scalar c, so W is factored once, in float64, and n vectors cost O(n d² + d³) instead of
     O(n d³). The gradient for x and W is in closed form, one for both results: nothing is differentiated through an
-    eigendecomposition, and repeated eigenvalues are ordinary inputs. So are poles, where A is singular and J is not. A W whose
-    eigenvectors are too ill-conditioned for the dtype is served by one QR factorisation per vector. Second derivatives are
+    eigendecomposition, so repeated eigenvalues do no harm. Nor do poles, where A is singular and J is not. If the
+    eigenvectors of W are too ill-conditioned for the dtype, there is one QR factorisation per vector. Second derivatives are
     right, and cost one QR factorisation per vector; PyTorch refuses them.
 
     Runs on TensorFlow, JAX (compiled or not) and PyTorch. Under TensorFlow's XLA, which has no eigendecomposition of a general
-    matrix, pass `symmetric=True` if W is symmetric; any other W is served by one QR factorisation per vector.
+    matrix, pass `symmetric=True` if W is symmetric; any other W takes one QR factorisation per vector.
 
     Args:
         x: Tensor of shape `(..., d)`.
@@ -50,9 +50,9 @@ def reflect_and_log_det(x: Tensor, w: Tensor, *, symmetric: bool | None = None, 
         factors: The result of `factorize(w)`, where the same W serves many batches.
 
     Returns:
-        A tuple `(y, log_det, coefficient)`: of the shape of `x`, `(...,)` and `(...,)`. Where J is singular log_det is −∞, and
-        where rounding leaves less than three digits of it NaN, as are its gradients; where W x = 0 it is 0, y = x and the
-        coefficient 0.
+        A tuple `(y, log_det, coefficient)`: of the shape of `x`, `(...,)` and `(...,)`. log_det is −∞ where J is singular;
+        it and its gradients are NaN where rounding leaves less than three digits. Where W x = 0, log_det is 0, y = x and the
+        coefficient is 0.
 
     Example:
     >>> import numpy as np
@@ -80,7 +80,7 @@ def reflect_and_log_det(x: Tensor, w: Tensor, *, symmetric: bool | None = None, 
 
 
 def log_det_jacobian(x: Tensor, w: Tensor, *, symmetric: bool | None = None, factors: Factors | None = None) -> Tensor:
-    """log|det J(x)| of f(x) = H(Wx) x for every vector on the last axis of x. See `reflect_and_log_det`, which gives f too.
+    """log|det J(x)| of f(x) = H(Wx) x for every vector on the last axis of x. See `reflect_and_log_det`, which also returns f(x).
 
     Args:
         x: Tensor of shape `(..., d)`.
@@ -106,7 +106,7 @@ def _value(x: Tensor, w: Tensor, factors: Factors, *, possible: tuple[int, ...])
     """(y, log|det J|, c) and what the gradient needs."""
     scale = ops.cast(factors.scale, w.dtype)
     forward = reflection(x, w / scale, size=power_of_two(size_of(x)))
-    g = forward.scale  # nothing is linear in it
+    g = forward.scale  # unused: there are no totals here
     value = at_points(_log_abs_det, g, forward, w / scale, factors, possible, (ops.zeros_like(g), ()))[0]
     return (forward.y, value[..., 0], (forward.coefficient / scale)[..., 0]), forward
 
@@ -132,7 +132,7 @@ def _gradients(
 
 
 def log_det_vjp(point: Point, g: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    """For a cotangent g, (n, 1), of log|det N|, N = I − cW + β u vᵀ: (gx, gu, gv) and what comes for W through c W alone.
+    """For a cotangent g, (n, 1), of log|det N|, N = I − cW + β u vᵀ: (gx, gu, gv) and the part of gW that comes from c W alone.
 
     With p = N⁻¹u, t = N⁻ᵀv, q = vᵀp, τ = tr(N⁻¹W) and c = βuᵀx, β = 2/‖u‖²:
 

@@ -2,7 +2,7 @@
 
     g(x) = σ⁻¹(F(x)),      F(x) = Σ πₖ σ(zₖ),      zₖ = (x − μₖ)/sₖ
 
-σ(z) = 1/(1 + e⁻ᶻ). Neither F nor 1 − F is ever a number here, only their logarithms are: both tails keep their digits.
+σ(z) = 1/(1 + e⁻ᶻ). Neither F nor 1 − F is ever computed, only their logarithms, so both tails keep their digits.
 """
 
 import math
@@ -16,10 +16,10 @@ from keras_auxref.ops.rows import dtype_of, epsilon
 from keras_auxref.typing import Tensor
 
 STEPS = {"float32": 80, "float64": 160}
-"""The most steps of the inverse: two for each halving of a bracket 2⁴⁰ (2⁸⁰) times as wide as what is looked for."""
+"""The most steps of the inverse: two for each halving of a bracket that is 2⁴⁰ (2⁸⁰) times as wide as the accuracy wanted."""
 
 STOP, ACCEPT = 2, 32
-"""The residuals at which the search stops, and that are taken for an answer, in units of the rounding of g."""
+"""The residual at which the search stops, and the largest that is accepted, in units of the rounding of g."""
 
 
 class Mixture(NamedTuple):
@@ -31,7 +31,7 @@ class Mixture(NamedTuple):
 
 
 class Value(NamedTuple):
-    """g(x), log g′(x), and the numbers that g(x) is made of, added up: its rounding error in units of the machine's."""
+    """g(x), log g′(x), and the sum of the magnitudes of the terms of g(x): its rounding error in units of machine epsilon."""
 
     logit: Tensor
     log_slope: Tensor
@@ -44,9 +44,9 @@ def mixture_logit(x: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
         log F = log Σ πₖ σ(zₖ)      log(1 − F) = log Σ πₖ σ(−zₖ)      g = log F − log(1 − F)
         g′ = F′/(F(1 − F)),         F′ = Σ πₖ σ(zₖ)σ(−zₖ)/sₖ
 
-    In the tails F′ and the smaller one of F and 1 − F are tiny alike, and their logarithms large: g′ is computed as a mean of
-    σ(±zₖ)/sₖ weighted by the shares of the components in that tail, where nothing cancels. About F = ½ it is the other way
-    round, and g = log(1 + T) − log(1 − T) with T = 2F − 1 = Σ πₖ tanh(zₖ/2), which keeps its digits where all zₖ are small.
+    In the tails, F′ and the smaller of F and 1 − F are both tiny and their logarithms large, so g′ is computed as a mean of
+    σ(±zₖ)/sₖ, weighted by the shares of the components in that tail, where nothing cancels. Near F = ½ the two logarithms
+    cancel, so g = log(1 + T) − log(1 − T) with T = 2F − 1 = Σ πₖ tanh(zₖ/2), which keeps its digits where all zₖ are small.
 
     Args:
         x: Tensor of shape `(...,)`, float32 or float64.
@@ -59,7 +59,7 @@ def mixture_logit(x: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
 
 
 def evaluate(x: Tensor, mixture: Mixture) -> Value:
-    """`mixture_logit` and the size of what g(x) is made of."""
+    """`mixture_logit`, and the magnitudes of the terms of g(x)."""
     log_weights, means, log_scales = mixture
     z = (x[..., None] - means) * ops.exp(-log_scales)
     log_up, log_down = ops.log_sigmoid(z), ops.log_sigmoid(-z)
@@ -73,7 +73,7 @@ def evaluate(x: Tensor, mixture: Mixture) -> Value:
     parts = ops.exp(log_weights) * backend.tanh(z / 2)
     middle = ops.sum(parts, axis=-1)
     central = ops.abs(middle) < 0.5
-    middle = ops.where(central, middle, ops.zeros_like(middle))  # whose logarithms have a gradient
+    middle = ops.where(central, middle, ops.zeros_like(middle))  # so that both logarithms have a gradient
     logit = ops.where(central, ops.log1p(middle) - ops.log1p(-middle), log_below - log_above)
     return Value(logit, log_slope, ops.abs(logit) + 2 * ops.sum(ops.abs(parts), axis=-1))
 
@@ -81,16 +81,16 @@ def evaluate(x: Tensor, mixture: Mixture) -> Value:
 def mixture_logit_inverse(t: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
     """x with g(x) = t, for every entry of t, and log g′(x).
 
-    F(x) is a mean of σ(zₖ), so that g(x) lies between the smallest and the largest zₖ, and x between the smallest and the largest
-    μₖ + t sₖ: a bracket without a search. In it Newton's method, or bisection where a step of Newton leaves the bracket or is
-    more than half of the step before; so steps shrink at least as those of bisection do, and `STEPS` of them are enough.
+    F(x) is a mean of σ(zₖ), so g(x) lies between the smallest and the largest zₖ, and x between the smallest and the largest
+    μₖ + t sₖ: a bracket without a search. Newton's method runs within it, with bisection where a step leaves the bracket or is
+    more than half as long as the step before. So steps shrink at least as fast as with bisection, and `STEPS` of them are enough.
 
-    What is returned is checked: |g(x) − t| is within the rounding errors of g(x), t and x, or x is NaN. That does not make x
-    accurate: where g′ is small, in the gap between two components, many x have the same g(x) to rounding, and one of
-    them is returned. A very small log g′ is the sign of it.
+    The result is checked: |g(x) − t| is within the rounding errors of g(x), t and x, or x is NaN. That does not make x
+    accurate: where g′ is small, in the gap between two components, many x have the same g(x) up to rounding, and one of
+    them is returned. A very negative log g′ is a sign of this.
 
     Gradients follow the implicit function theorem: x is held constant, and two more Newton steps from it, which change only
-    derivatives, make the first and the second derivative exact. Where 1/g′ overflows they are only large.
+    derivatives, make the first and the second derivative exact. Where 1/g′ overflows, the derivatives are merely large.
 
     Args:
         t: Tensor of shape `(...,)`, float32 or float64.
@@ -131,7 +131,7 @@ def _search(t: Tensor, mixture: Mixture) -> Tensor:
     def step(x: Tensor, low: Tensor, high: Tensor, last: Tensor, done: Tensor) -> tuple[Tensor, ...]:
         value = evaluate(x, mixture)
         residual = value.logit - t
-        # NaN is not "more than": one such entry does not keep the others waiting.
+        # Comparisons with NaN are false, so a NaN entry does not keep the others waiting.
         done = ops.logical_or(done, ops.logical_not(ops.abs(residual) > STOP * _rounding(x, t, value)))
         low, high = ops.where(residual < 0, x, low), ops.where(residual < 0, high, x)
         newton = x - residual * ops.exp(-value.log_slope)

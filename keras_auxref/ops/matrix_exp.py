@@ -12,11 +12,11 @@ from keras_auxref.ops.skew import as_orthogonal, determinant, one_norm, polish, 
 from keras_auxref.typing import Tensor
 
 _RADIUS = {"float32": 2.4, "float64": 1.18}
-"""Where the Taylor polynomial of degree 18 is exact to rounding: r¹⁹/19! ≤ ε. That allows 3.4 in float32, but terms of size
-exp(r) are rounded."""
+"""Where the Taylor polynomial of degree 18 is exact up to rounding: r¹⁹/19! ≤ ε. That would allow 3.4 in float32, but terms of
+size exp(r) are rounded."""
 
 _MOST_SQUARINGS = {"float32": 12, "float64": 26}
-"""Each squaring doubles the error of the one before: after these, half of the digits are gone."""
+"""Each squaring doubles the error: after this many, half of the digits are lost."""
 
 _STATIC_SQUARINGS = {"float32": 5, "float64": 6}
 """Where the number cannot depend on K."""
@@ -27,15 +27,15 @@ def matrix_exp(a: Tensor) -> Tensor:
 
         U = exp(K) = p(K/2ˢ)^(2ˢ),      K = (A − Aᵀ)/2,      p the Taylor polynomial of degree 18.
 
-    p takes five matrix products (Bader, Blanes & Casas), and no solve. s is the least with ‖K/2ˢ‖₂ ≤ 2.4 in float32, 1.18 in
+    p takes five matrix products (Bader, Blanes & Casas) and no solve. s is the smallest with ‖K/2ˢ‖₂ ≤ 2.4 in float32, 1.18 in
     float64, from the bound ‖K‖₂ ≤ ‖K⁶‖_F^(1/6): a skew matrix is normal, and the 1-norm of the usual methods overestimates its
     2-norm by up to √d. The gradient takes 8 + 3s products, by the symmetry of the even and the skewness of the odd powers. At
-    d = 784, with A in U(−1/√d, 1/√d), forward and backward on 2 CPU cores in float32, that took 77 ms against 236 ms of
+    d = 784, with A in U(−1/√d, 1/√d), forward and backward on 2 CPU cores in float32, this took 77 ms against 236 ms for
     `tf.linalg.expm`, with a seventh of its error, and it compiles under XLA.
 
     U is orthogonal to rounding for every A: from s = 2 on a Newton–Schulz step U ← U (3I − UᵀU)/2 removes what the squarings
-    add. Digits of exp(K) are lost in proportion to ‖K‖ε; a K whose bound exceeds 10⁴ (float32) or 8·10⁷ (float64) is shortened to
-    that. On backends other than TensorFlow s is always 5 (float32) or 6 (float64), and K is shortened from 75 on.
+    add. Digits of exp(K) are lost in proportion to ‖K‖ε; a K whose bound exceeds 10⁴ (float32) or 8·10⁷ (float64) is scaled down
+    to that. On backends other than TensorFlow s is always 5 (float32) or 6 (float64), and K is scaled down beyond 75.
 
     Args:
         a: Tensor of shape `(d, d)`.
@@ -214,7 +214,7 @@ def matrix_exp_inverse(u: Tensor) -> np.ndarray:
     ratio = np.where(angle > 1e-4, angle / np.where(angle > 1e-4, np.sin(angle), 1), 1 + angle**2 / 6)
     k = (rest * ratio) @ (rest.T @ sine)
     if plane.shape[1]:
-        # A perturbation far below the precision asked for chooses planes where S leaves them open.
+        # A perturbation far below the required precision chooses the planes where S does not determine them.
         j = np.kron(np.eye(plane.shape[1] // 2), [[0, -1], [1, 0]])
         s, z = np.linalg.eigh(1j * (plane.T @ sine @ plane + 1e-10 * j))
         turned = (z * (-1j * np.sign(s) * (np.pi - np.arcsin(np.abs(s))))) @ z.conj().T

@@ -1,4 +1,4 @@
-"""Every preimage of a vector, for a W with no guarantee."""
+"""Every preimage of a vector, for a W without a guarantee."""
 
 from typing import Any
 
@@ -17,12 +17,12 @@ def preimages(y: Any, w: Any, tolerance: float = 1e-8) -> np.ndarray:
         det(N₀ − c N₁) = 0,      N₀ = [[−yyᵀ/‖y‖², I], [I, −I]],      N₁ = [[0, W], [Wᵀ, 0]].
 
     One root means one preimage. Where I − cW is singular at a root, x is a least-norm solution plus a null vector of the length
-    that norms require. In float64, with NumPy: O(d³), for counting and diagnosis, not for training.
+    that norms require. Computed in float64 with NumPy in O(d³): for counting and diagnosis, not for training.
 
     Args:
         y: Vector of shape `(d,)`.
         w: Tensor of shape `(d, d)`.
-        tolerance: Largest ‖f(x) − y‖/‖y‖ of a preimage, and half the distance of two that count as different.
+        tolerance: Largest ‖f(x) − y‖/‖y‖ of a preimage, and half the least distance between two different ones.
 
     Returns:
         A float64 array of shape `(count, d)`, sorted by c; y = 0 has the one preimage 0.
@@ -43,7 +43,7 @@ def preimages(y: Any, w: Any, tolerance: float = 1e-8) -> np.ndarray:
         return y[None]
     unit, w = y / length, w / size
     proof = spectrum_in_numpy(w)
-    if proof is not None and proof.certified:  # there is one, and it is where the bracket says
+    if proof is not None and proof.certified:  # there is exactly one, inside the bracket
         return length * _search(unit, w, 2 * proof.low, 2 * proof.high)[None]
     found: list[np.ndarray] = []
     if np.abs(w @ unit).max() <= tolerance**2:
@@ -61,7 +61,7 @@ def preimages(y: Any, w: Any, tolerance: float = 1e-8) -> np.ndarray:
 
 
 def _side(y: np.ndarray, w: np.ndarray, low: float, high: float) -> tuple[float, float]:
-    """The bracket without c = 0, which solves the secular equation and is no preimage: ψ(0) = 2yᵀWy tells the side."""
+    """The bracket without c = 0, which solves the secular equation but is not a preimage: ψ(0) = 2yᵀWy gives the side."""
     if not low < 0 < high:
         return low, high
     return (0.0, high) if y @ w @ y > 0 else (low, 0.0)
@@ -76,7 +76,7 @@ def _search(y: np.ndarray, w: np.ndarray, low: float, high: float) -> np.ndarray
             break
         try:
             u = np.linalg.solve(np.eye(len(y)) - c * w, w @ y)
-        except np.linalg.LinAlgError:  # a pole: look beside it
+        except np.linalg.LinAlgError:  # a pole: look next to it
             low = np.nextafter(c, low)
             continue
         x = y + c * u

@@ -1,4 +1,4 @@
-"""When f(x) = H(Wx) x is a bijection: W⁻¹ = S + K, S symmetric and definite with κ(S) < 2, K skew. One proof for all who ask."""
+"""When f(x) = H(Wx) x is a bijection: W⁻¹ = S + K, S symmetric and definite with κ(S) < 2, K skew."""
 
 from typing import Any, NamedTuple
 
@@ -11,14 +11,14 @@ from keras_auxref.typing import Tensor
 
 SINGULAR = 1e15  # |c| for which I − cW is numerically −cW, for a W with max|W| = 1
 _SINGULAR_NARROW = 1e6  # the same where there is no float64
-_MILD = 16  # ‖W‖‖W⁻¹‖/d up to which the rounding of W x does no harm
+_MILD = 16  # ‖W‖‖W⁻¹‖/d up to which the rounding of W x is harmless
 
 
 class Bracket(NamedTuple):
-    """Every preimage has its c in [low, high] = [2λmin(S), 2λmax(S)], S the symmetric part of W⁻¹, for a W with max|W| about 1.
+    """Every preimage has its c in [low, high] = [2λmin(S), 2λmax(S)], S the symmetric part of W⁻¹, for a W with max|W| ≈ 1.
 
     `certified` is True when S or −S is positive definite with condition below 2, rounding included: then the root is unique.
-    `mild` is True when W is well conditioned, too: then the inverse may be computed in the precision of the input.
+    `mild` is True when W is also well conditioned: then the inverse may be computed in the precision of the input.
     """
 
     low: Tensor
@@ -28,7 +28,7 @@ class Bracket(NamedTuple):
 
 
 class Spectrum(NamedTuple):
-    """The extreme eigenvalues of S, a bound on their error, and which of three questions they answer with yes."""
+    """The extreme eigenvalues of S, a bound on their error, and what they prove."""
 
     low: Any
     high: Any
@@ -39,17 +39,17 @@ class Spectrum(NamedTuple):
 
 
 def spectrum(w: Any, inverse: Any, eigenvalues: Any, xp: Any, unit: float) -> Spectrum:
-    """The proof, in the arithmetic of the module `xp` (`numpy` or `keras.ops`), for a W with max|W| about 1.
+    """The proof, in the arithmetic of the module `xp` (`numpy` or `keras.ops`), for a W with max|W| ≈ 1.
 
     Args:
         w: W.
-        inverse: The computed W⁻¹ = M; anything where there is none.
+        inverse: The computed W⁻¹ = M; any value if W has no inverse.
         eigenvalues: The computed eigenvalues of (M + Mᵀ)/2.
         xp: The module with `sum`, `sqrt`, `min`, ….
-        unit: The accuracy of one operation on matrices: ε, or what the eigensolver at hand reaches.
+        unit: The accuracy of one matrix operation: ε, or the accuracy of the eigensolver in use.
 
-    The exact inverse differs from M by at most ‖M‖ ρ/(1 − ρ), ρ = ‖I − MW‖ with its own rounding, and eigenvalues move by no
-    more than the matrix does. All norms are Frobenius norms.
+    The exact inverse differs from M by at most ‖M‖ ρ/(1 − ρ), ρ = ‖I − MW‖ including its rounding error, and eigenvalues move by
+    no more than the matrix does. All norms are Frobenius norms.
     """
     d = w.shape[0]
 
@@ -62,7 +62,7 @@ def spectrum(w: Any, inverse: Any, eigenvalues: Any, xp: Any, unit: float) -> Sp
     regular = residual < 0.5  # false for NaN
     error = size * residual / xp.where(regular, 1 - residual, 1) + rounding * size
     low, high = xp.min(eigenvalues), xp.max(eigenvalues)
-    # f ignores the sign of W: look at −S where S is negative.
+    # f does not depend on the sign of W: use −S where S is negative.
     near, far = xp.where(high < 0, -high, low), xp.where(high < 0, -low, high)
     definite = xp.logical_and(regular, near - error > 0)
     certified = xp.logical_and(definite, far + error < 2 * (near - error))
@@ -81,10 +81,10 @@ def spectrum_in_numpy(w: np.ndarray) -> Spectrum | None:
 
 
 def bracket_of(w: Tensor, inverse: Tensor, eigenvalues: Tensor | None = None) -> Bracket:
-    """The bracket of a W with max|W| about 1 from its computed inverse, as tensors, in graphs too."""
+    """The bracket of a W with max|W| ≈ 1 from its computed inverse, as tensors; also works in graphs."""
     limit = SINGULAR if dtype_of(w) == "float64" else _SINGULAR_NARROW
     unit = epsilon(dtype_of(w))
-    # An eigensolver may raise or never return for what is not finite.
+    # An eigensolver may raise or never return if the input is not finite.
     inverse = ops.where(ops.all(ops.abs(inverse) < limit), inverse, limit * ops.eye(w.shape[0], dtype=w.dtype))
     if eigenvalues is None:
         eigenvalues = ops.eigh((inverse + ops.transpose(inverse)) / 2)[0]
@@ -98,6 +98,6 @@ def bracket_of(w: Tensor, inverse: Tensor, eigenvalues: Tensor | None = None) ->
 
 
 def inverse_by_qr(a: Tensor) -> Tensor:
-    """A⁻¹ of one matrix or a batch of them. Unlike `inv` it raises for no A: a zero pivot shows as infinity or NaN."""
+    """A⁻¹ of one matrix or a batch of them. Unlike `inv` it never raises: a zero pivot shows as infinity or NaN."""
     q, r = ops.qr(a)
     return ops.solve_triangular(r, ops.swapaxes(q, -1, -2))

@@ -1,4 +1,4 @@
-"""A whole recurrence h_t = φ(T(h_{t−1}) + V x_t + b) as one function with its gradient in closed form: TensorFlow, JAX."""
+"""A whole recurrence h_t = φ(T(h_{t−1}) + V x_t + b) as one function with a closed-form gradient, on TensorFlow and JAX."""
 
 import functools
 
@@ -31,10 +31,10 @@ def recurrence(
         aux:     T(h) = H(Wh) h, W the kernel, with the rules of `reflect`: T(h) = h where W h = 0, and no overflow
         linear:  T(h) = U h, U the kernel
 
-    V x_t + b is one matrix product for all t. Then comes one loop forward, which keeps the states and for `aux` the directions of
-    the reflections, and one backward, which carries the cotangent of the state and the sums for the weights. Automatic
+    V x_t + b is one matrix product for all t. Then one loop runs forward and keeps the states and, for `aux`, the directions of
+    the reflections; another runs backward and carries the cotangent of the state and the sums for the weights. Automatic
     differentiation of the same loop would store the result of every operation of every step, and storing takes most of the time
-    of a step of this size. Second derivatives are exact: they come from automatic differentiation. TensorFlow and JAX.
+    of a step of this size. Second derivatives are exact: they come from automatic differentiation. Runs on TensorFlow and JAX.
 
     Args:
         x: Tensor of shape `(time, batch, d)`, in float32 or float64.
@@ -46,7 +46,7 @@ def recurrence(
         transition: `"aux"` or `"linear"`.
         activation: φ, one of `ACTIVATIONS`.
         return_sequences: Whether to return every state instead of the last.
-        closed_form: With False nothing is kept for the gradient, for inference and for export (a SavedModel cannot hold what the
+        closed_form: If False, nothing is kept for the gradient: for inference and for export (a SavedModel cannot hold what the
             closed form keeps). The value is the same, and automatic differentiation gives the gradient.
 
     Returns:

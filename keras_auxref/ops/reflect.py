@@ -20,12 +20,12 @@ def reflect(x: Tensor, w: Tensor) -> Tensor:
     f preserves norms, f(αx) = α f(x), and W = I − U gives f(x) = U x for every orthogonal U (Theorem 1 of the paper). Where
     W x = 0 the value that keeps Theorem 1 true is f(x) = x, with the identity as gradient for x and zero for W; "zero" is
     numerical, max|u| ≤ 4 ε √d max|W| max|x|. Entries of x and of W may have any size from 1e-30 to 1e+30. Runs on every Keras
-    backend; on TensorFlow the gradient is in closed form, one matrix product forward and two backward, as for a Dense layer,
-    and second derivatives are exact.
+    backend; on TensorFlow the gradient is in closed form: one matrix product forward and two backward, as for a Dense layer.
+    Second derivatives are exact.
 
     Args:
         x: Tensor of shape `(..., d)`.
-        w: Tensor of shape `(d, d)`, the paper's W: a row batch computes `x @ Wᵀ`.
+        w: Tensor of shape `(d, d)`, the paper's W: a batch of rows computes `x @ Wᵀ`.
 
     Returns:
         A tensor of the shape and dtype of `x`. For half-precision dtypes the reductions are in float32.
@@ -47,7 +47,7 @@ def reflect(x: Tensor, w: Tensor) -> Tensor:
 class Reflection(NamedTuple):
     """f(x) and what its gradient needs.
 
-    With x̂ = x/size, size = max|x|, and û = r W x̂, r = 1/max|W x̂|, everything between has entries of about 1:
+    With x̂ = x/size, size = max|x|, and û = r W x̂, r = 1/max|W x̂|, all intermediate values are of order 1:
     f(x) = x − ĉ û, ĉ = factor · ûᵀx, factor = 2/‖û‖². On null rows, where W x = 0, r and ĉ are 0.
     """
 
@@ -77,8 +77,8 @@ def null_bound(w: Tensor) -> Tensor:
 def is_null(magnitude: Tensor, bound: Tensor) -> Tensor:
     """Where max|W x̂| is zero up to rounding, for max|x̂| = 1.
 
-    A NaN must not pass for a vector that W annihilates. It compares false; and the maximum of nothing but NaN, for which
-    TensorFlow may give −∞, is told by its sign.
+    A NaN must not count as a vector that W annihilates. Comparisons with it are false; the maximum of NaNs only, for which
+    TensorFlow may return −∞, is recognised by its sign.
     """
     return ops.logical_and(magnitude >= 0, magnitude <= bound)
 
@@ -86,7 +86,7 @@ def is_null(magnitude: Tensor, bound: Tensor) -> Tensor:
 def reflection(x: Tensor, w: Tensor, bound: Tensor | None = None, size: Tensor | None = None) -> Reflection:
     """f(x), differentiable by any backend.
 
-    `bound` is null_bound(w), for those who have it; `size` is what to divide x by, for those who need a power of two there.
+    `bound` is null_bound(w), if it is already known; `size` is what to divide x by, for callers that need a power of two.
     """
     dtype = dtype_of(x)
     bound = null_bound(w) if bound is None else bound
@@ -143,7 +143,7 @@ def coefficient(x: Tensor, w: Tensor) -> Tensor:
 
 
 def central_coefficient(w: Tensor) -> Tensor:
-    """2 tr W/‖W‖²_F, around which c(x) lies: the ratio of its means over all directions of x, and c itself for W = I − U."""
+    """2 tr W/‖W‖²_F, a typical c(x): the ratio of the means of 2 uᵀx and ‖u‖² over all directions; c itself for W = I − U."""
     size = size_of(w, axis=None)
     w = w / size
     return 2 * ops.trace(w) / (nonzero(ops.sum(ops.square(w))) * size)

@@ -28,7 +28,7 @@ def working_dtype(dtype: str) -> str:
 
 
 def largest(x: Tensor, axis: int | None = -1) -> Tensor:
-    """max|x|. Over long axes from two reductions and no temporary of the size of x, over short ones from one."""
+    """max|x|. Over long axes by two reductions without a temporary of the size of x, over short ones by one."""
     keepdims = axis is not None
     if 0 in x.shape:  # an empty batch is legal, an empty maximum is not
         return ops.sum(x, axis=axis, keepdims=keepdims)
@@ -38,12 +38,12 @@ def largest(x: Tensor, axis: int | None = -1) -> Tensor:
 
 
 def size_of(x: Tensor, axis: int | None = -1) -> Tensor:
-    """max|x| as a constant to automatic differentiation, and 1 where x = 0: something to divide by."""
+    """max|x| as a constant to automatic differentiation, and 1 where x = 0, so that one can divide by it."""
     return nonzero(largest(ops.stop_gradient(x), axis))
 
 
 def power_of_two(x: Tensor) -> Tensor:
-    """A power of two next to x > 0, as a constant to automatic differentiation: to divide by it is exact."""
+    """A power of two close to x > 0, as a constant to automatic differentiation: dividing by it is exact."""
     x = ops.stop_gradient(x)
     return ops.cast(ops.power(ops.cast(2.0, x.dtype), ops.floor(ops.log(x) / math.log(2))), x.dtype)
 
@@ -69,7 +69,7 @@ def row_dot(a: Tensor, b: Tensor) -> Tensor:
 def map_rows(function: Callable[[Tensor], Any], x: Tensor, dtype: str | None = None) -> Any:
     """Applies a map of (n, d) to x of shape (..., d); outputs (n,) and (n, …) get the leading axes of x back.
 
-    With a dtype the map works in it, and its outputs are in that of x again.
+    With `dtype`, the map computes in that dtype, and its outputs are cast back to the dtype of x.
     """
     if dtype is not None:
         outputs = map_rows(function, ops.cast(x, dtype))

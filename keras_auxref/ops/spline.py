@@ -1,10 +1,10 @@
-"""Monotone rational-quadratic splines with linear tails (Durkan et al. 2019): a bent line whose every bend has an exact inverse.
+"""Monotone rational-quadratic splines with linear tails (Durkan et al. 2019), with an inverse in closed form.
 
 Between the knots (xₖ, yₖ) and (xₖ₊₁, yₖ₊₁), with secant s, slopes d₀ and d₁ at the two knots, and ξ = (x − xₖ)/(xₖ₊₁ − xₖ):
 
     y = yₖ + (yₖ₊₁ − yₖ)·(s ξ² + d₀ ξ(1 − ξ)) / (s + (d₀ + d₁ − 2s) ξ(1 − ξ))
 
-Outside of [−bound, bound] the map is the identity.
+Outside [−bound, bound] the map is the identity.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from keras_auxref.ops.rows import dtype_of, epsilon
 from keras_auxref.typing import Tensor
 
 SHARE_BOUND = 3.5
-"""The bound on the logits of the shares that bins have of the axis: no bin is e⁷ times as wide as another."""
+"""The bound on the logits of the bin widths: no bin is more than e⁷ times as wide as another."""
 
 BEND = 1.0
 """The bound on |log| of the slope at a knot in units of the harmonic mean of the secants on both sides.
@@ -45,24 +45,24 @@ class _Bin(NamedTuple):
 
 
 def spline_parameters(bins: int) -> int:
-    """How many numbers make a spline: widths and secants of all bins, slopes at the knots between them."""
+    """How many numbers define a spline: widths and secants of all bins, slopes at the knots between them."""
     return 3 * bins - 1
 
 
 def spline_of(parameters: Tensor, bins: int, bound: float, slope_bound: float) -> Spline:
-    """The spline that 3·bins − 1 numbers on the last axis stand for, for any values; zeros stand for the identity.
+    """The spline defined by 3·bins − 1 numbers on the last axis, which may have any values; zeros give the identity.
 
         widths     2·bound·softmax(β(p, 3.5))
         heights    width·eᵍ, scaled to fill the axis, g = β(p, slope_bound/2): all secants are within exp(±slope_bound)
         slopes     h·exp(β(p, 1)), h the harmonic mean of the secants on both sides; 1 at the ends
 
-    with β(p, b) = b·tanh(p/b). Bounded secants are what makes the inverse exact: x is known to the rounding of y divided by the
-    slope there, and heights that are free of the widths have slopes of 10⁻³ and less.
+    with β(p, b) = b·tanh(p/b). Bounded secants make the inverse accurate: x is known up to the rounding of y divided by the
+    slope there, and heights that do not depend on the widths would allow slopes of 10⁻³ and less.
     """
     shares, secants, bends = ops.split(parameters, [bins, 2 * bins], axis=-1)
     widths = ops.softmax(bounded(shares, SHARE_BOUND), axis=-1)
     heights = widths * ops.exp(bounded(secants, slope_bound / 2))
-    # Both axes at once: an operation on two small tensors costs as much as one on both.
+    # Both axes at once: two operations on small tensors cost twice as much as one on both.
     knots = _knots(ops.stack([widths, heights / ops.sum(heights, axis=-1, keepdims=True)], axis=-2), bound)
     before, after = _sides(knots)
     width, height = ops.unstack(after - before, axis=-2)
@@ -102,7 +102,7 @@ def spline_inverse(y: Tensor, through: Spline, bound: float) -> tuple[Tensor, Te
 
         a = 1 − d₀ + t(d₀ + d₁ − 2)        b = d₀ − t(d₀ + d₁ − 2)
 
-    ξ = 2t/(b + r) where b ≥ 0 and (r − b)/(2a) where it is not, with r = √(b² + 4at): nothing cancels in either. b < 0 implies
+    ξ = 2t/(b + r) where b ≥ 0 and (r − b)/(2a) elsewhere, with r = √(b² + 4at): nothing cancels in either. b < 0 implies
     a > 1.
     """
     inside = ops.abs(y) < bound
@@ -128,21 +128,21 @@ def _log_slope(ratio: Tensor, secant: Tensor, left: Tensor, right: Tensor) -> Te
 
 
 def _outside_zero(inside: Tensor, x: Tensor, log_slope: Tensor) -> Tensor:
-    """0 in the tails, and NaN for NaN, which is in neither."""
+    """`log_slope` inside, 0 in the tails, and NaN for NaN."""
     return ops.where(inside, log_slope, ops.where(x == x, ops.zeros_like(x), x))
 
 
 def _knots(shares: Tensor, bound: float) -> Tensor:
-    """−bound, the knots between bins with these shares of the axis, and bound."""
+    """−bound, the knots between bins with these relative widths, and bound."""
     inner = bound * (2 * ops.cumsum(shares[..., :-1], axis=-1) - 1)
     end = bound * ops.ones_like(shares[..., :1])
     return ops.concatenate([-end, inner, end], axis=-1)
 
 
 def _bin_of(value: Tensor, knots: Tensor, through: Spline) -> _Bin:
-    """The bin between whose knots a value lies; at a knot the one on the right."""
+    """The bin that contains a value; at a knot the one on the right."""
     past = ops.cast(value[..., None] >= knots[..., :-1], knots.dtype)
-    # One where the bin is, and zero elsewhere: sums of a few products, quicker than a gather and its gradient.
+    # One-hot: sums of a few products are faster than a gather and its gradient.
     chosen = past - ops.concatenate([past[..., 1:], ops.zeros_like(past[..., :1])], axis=-1)
 
     before, after = _sides(ops.stack(through, axis=-2))
