@@ -27,7 +27,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from experiments.harness import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 ATTEMPTS, TIMEOUT = 5, 60
+MODELS = ("digits", "mnist-flow")
 
 
 @dataclass
@@ -76,7 +77,7 @@ def questions(models: Path) -> dict[str, list[Question]]:
 
     generator = np.random.default_rng(0)
     found: dict[str, list[Question]] = {"digits": [], "log_prob": [], "sample": []}
-    digits, flow = (tf.saved_model.load(str(models / name / "1")).signatures for name in ("digits", "mnist-flow"))
+    digits, flow = (tf.saved_model.load(str(models / name / "1")).signatures for name in MODELS)
     for seed in range(4):
         row = generator.uniform(size=(1, 64)).astype("float32")
         answer = {name: value.numpy().tolist() for name, value in digits["serving_default"](inputs=row).items()}
@@ -175,13 +176,14 @@ def processor_seconds(process: psutil.Process | None) -> float:
 
 
 @contextlib.contextmanager
-def server(command: list[str], folder: Path = ROOT, model: str = "mnist-flow") -> Iterator[tuple[str, psutil.Process]]:
+def server(command: list[str], folder: Path = ROOT, models: Sequence[str] = MODELS) -> Iterator[tuple[str, psutil.Process]]:
     """A server as a child process in a checkout, on a free port that `command` takes with --port; ends with the context."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = psutil.Popen([sys.executable, *command, "--port", str(port)], cwd=folder)
     try:
-        wait(f"http://127.0.0.1:{port}/v1/models/{model}", process)
+        for model in models:
+            wait(f"http://127.0.0.1:{port}/v1/models/{model}", process)
         yield f"http://127.0.0.1:{port}", process
     finally:
         if process.poll() is None:
@@ -218,7 +220,7 @@ def bare(models: Path, port: int) -> None:
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 
-    loaded = {name: tf.saved_model.load(str(models / name / "1")) for name in ("digits", "mnist-flow")}
+    loaded = {name: tf.saved_model.load(str(models / name / "1")) for name in MODELS}
 
     def run(name: str, content: dict[str, Any]) -> bytes:
         function = loaded[name].signatures[content["signature_name"]]
@@ -242,14 +244,15 @@ def bare(models: Path, port: int) -> None:
     async def ready(_: Request) -> Response:
         return JSONResponse({})
 
-    routes = [*map(predict, loaded), Route("/v1/models/mnist-flow", ready)]
+    routes = [*map(predict, loaded), *(Route(f"/v1/models/{name}", ready) for name in loaded)]
     uvicorn.run(Starlette(routes=routes), port=port, log_level="error")
 
 
 def batched(folders: list[str], port: int) -> None:
     """`examples/serve.py` with the rows of concurrent requests in one call of TensorFlow, for models with one signature."""
     # For the processes that Ray starts, and, as `serve.main` has it, before Ray is imported.
-    os.environ |= {"PYTHONPATH": str(ROOT / "examples"), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    os.environ |= {"PYTHONPATH": str(ROOT / "examples"), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     sys.path.insert(0, str(ROOT / "examples"))
     from ray import serve as ray_serve
 
@@ -305,7 +308,7 @@ def show(servers: dict[str, Any]) -> None:
 def compare(asked: dict[str, list[Question]], arguments: argparse.Namespace) -> dict[str, Any]:
     """The bare handler, the former server if its checkout is given, and Ray Serve."""
     servers, load_settings = {}, (arguments.clients, arguments.seconds)
-    folders = [str(arguments.models / name) for name in ("digits", "mnist-flow")]
+    folders = [str(arguments.models / name) for name in MODELS]
     with server(["-m", "benchmarks.serving", "bare", "--models", str(arguments.models)]) as (url, process):
         servers["bare Starlette"] = measure(url, asked, *load_settings, process)
     every = [question for cases in asked.values() for question in cases]
@@ -330,7 +333,7 @@ def compare_batching(asked: dict[str, list[Question]], arguments: argparse.Names
         "one by one": ["examples/serve.py", folder],
         "@serve.batch": ["-m", "benchmarks.serving", "batched", "--models", str(arguments.models)],
     }.items():
-        with server(command, model="digits") as (url, process):
+        with server(command, models=["digits"]) as (url, process):
             for clients in (arguments.clients, 4 * arguments.clients):
                 servers[f"{label}, {clients} clients"] = measure(url, digits, clients, arguments.seconds, process)
     return servers

@@ -108,7 +108,8 @@ def parse(body: bytes, signatures: Mapping[str, Signature], max_batch: int) -> R
     if len(formats) != 1:
         received = "both" if formats else _received(content)
         raise RequestError(f"Expected a JSON object with one of 'instances' and 'inputs', received {received}.")
-    name = content.get("signature_name") or "serving_default"
+    name = content.get("signature_name")
+    name = "serving_default" if name in (None, "") else name
     if not isinstance(name, str) or name not in signatures:
         raise RequestError(f"Expected a signature_name out of {_quoted(signatures)}, received {str(name)[:200]!r}.")
     expected, rows = signatures[name].inputs, formats == ["instances"]

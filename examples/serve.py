@@ -54,11 +54,13 @@ class SavedModel:
     def run(self, request: Request) -> dict[str, np.ndarray]:
         import tensorflow as tf
 
-        specs = self.signatures[request.signature].inputs
-        inputs = {name: tf.constant(array, specs[name].dtype) for name, array in request.inputs.items()}
+        function, specs = self.model.signatures[request.signature], self.signatures[request.signature].inputs
         try:
-            return {name: value.numpy() for name, value in self.model.signatures[request.signature](**inputs).items()}
-        except tf.errors.InvalidArgumentError as error:  # what only the model knows, such as a temperature below 0
+            inputs = {name: tf.constant(array, specs[name].dtype) for name, array in request.inputs.items()}
+            return {name: value.numpy() for name, value in function(**inputs).items()}
+        except (tf.errors.OpError, ValueError) as error:  # what only the model knows, such as a temperature below 0
+            if isinstance(error, tf.errors.InternalError):  # which says nothing of the inputs
+                raise
             raise RequestError(f"The model refused its inputs: {_line(error)}.") from error
 
 
@@ -136,6 +138,9 @@ class Gateway:
                 status, content = await self.ask(model, what, version, bytes(body))
         except (RequestError, TimeoutError) as error:
             status, content = (error if isinstance(error, RequestError) else late).answer()
+        except Exception:
+            logging.getLogger("ray.serve").exception("A request could not be answered.")
+            status, content = RequestError("The server has made a mistake, which is in its log.", 500).answer()
         finally:
             self.kept -= len(body)
         return Response(content, status, media_type="application/json")
@@ -206,8 +211,8 @@ def _ones(spec: Tensor) -> np.ndarray:
 
 def _line(error: Exception) -> str:
     """What went wrong: the last line of TensorFlow's messages that is not about where."""
-    lines = [line for line in str(error).splitlines() if line.strip() and not line[0].isspace()]
-    return (lines[-1] if lines else type(error).__name__).rstrip(". ")
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith((" ", "\t", "Hint:"))]
+    return re.sub("^{{.+?}} ", "", lines[-1] if lines else type(error).__name__).rstrip(". ")
 
 
 def arguments() -> argparse.Namespace:
@@ -226,8 +231,8 @@ def arguments() -> argparse.Namespace:
         if (value := vars(args)[name.replace("-", "_")]) < 1:
             p.error(f"--{name}: expected a whole number of at least 1, received {value}")
     args.names = [folder.resolve().name for folder in args.folders]
-    if len({*args.names, "gateway"}) <= len(args.names):
-        p.error(f"expected folders of different names, none of them 'gateway', received {', '.join(args.names)}")
+    if len({*args.names, "gateway"}) <= len(args.names) or ":" in "".join(args.names):
+        p.error(f"expected folders of different names without a colon, none of them 'gateway', received {', '.join(args.names)}")
     if missing := [folder for folder in args.folders if not versions(folder)]:
         p.error(f"expected SavedModels in numbered folders, NAME/1/saved_model.pb and so on, found none in {missing[0]}")
     try:
@@ -242,7 +247,9 @@ def main() -> None:
     if args.address is None:  # a Ray of its own, with a place for every replica, whatever the machine has
         places = len(args.folders) * max(args.replicas, args.max_replicas)
         local = {"include_dashboard": False, "object_store_memory": 2**28, "num_cpus": places}
-        if "RAY_AUTH_MODE" not in os.environ:  # its ports are open to the network: with a token nobody else can use them
+        # Its own ports are on the loopback address, as Ray has it on macOS, and those that are not ask for a token.
+        os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+        if "RAY_AUTH_MODE" not in os.environ:
             os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     # Ray's own default for its processes is 15, behind every other program of the machine.
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", **os.environ}

@@ -86,6 +86,8 @@ def test_truth_values_text_and_any_shape():
             "out of 'serving_default', 'double', 'two', 'sample', 'kinds', received 'no'",
         ),
         ({"signature_name": ["double"], "instances": [[1, 2, 3]]}, "received \"['double']\""),
+        ({"signature_name": 0, "instances": [[1, 2, 3]]}, "received '0'"),
+        ({"signature_name": False, "instances": [[1, 2, 3]]}, "received 'False'"),
         ({"instances": []}, "at least one row, received an empty list"),
         ({"instances": 1.5}, "received a fraction"),
         ({"instances": [{"y": [1, 2, 3]}]}, "Expected an object with the inputs 'x' in row 0, received 'y'"),

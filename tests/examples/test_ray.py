@@ -6,7 +6,6 @@ python -m pytest -m cluster -n 0 -s        by hand; -s shows what was counted an
 import contextlib
 import fcntl
 import http.client
-import json
 import math
 import os
 import shutil
@@ -24,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.examples import nginx
 from tests.examples.conftest import EXAMPLES
 from tests.examples.models import call, closed, write_classifier, write_flow, write_gate
 
@@ -200,6 +200,16 @@ def answers_in_both_formats_and_by_version(server):
     assert call(server.port, PREDICT, {"instances": ROW}, headers=headers)[0] == 200
 
 
+def only_this_machine_reaches_it(server):
+    """Its port and those of Ray, except for one of each replica, which asks for the token."""
+    open_to_all = []
+    for process in [server.process, *server.children()]:
+        with contextlib.suppress(psutil.Error):
+            listening = [c.laddr for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+            open_to_all += [process.name() for address in listening if "127.0.0.1" not in address.ip]
+    assert len(open_to_all) <= 7, open_to_all  # two replicas of three models, and the gateway
+
+
 def the_client_of_the_examples(server, example):
     done = example("client.py", "digits", "flow", "--url", f"http://127.0.0.1:{server.port}")
     assert done.returncode == 0, done.stderr
@@ -323,49 +333,10 @@ def a_killed_replica_costs_no_answer_and_comes_back(server):
 
 
 def the_documented_nginx_in_front(server, tmp_path):
-    if shutil.which("nginx") is None:
+    if None in map(shutil.which, ("nginx", "curl", "openssl")):
         print("nginx is not installed, and was not tried")
         return
-    port = free_port()
-    text = (EXAMPLES.parent / "docs" / "nginx.conf").read_text()
-    password = subprocess.run(["openssl", "passwd", "-apr1", "secret"], capture_output=True, text=True, check=True).stdout
-    (tmp_path / "users").write_text(f"me:{password}")
-    key = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=x"]
-    subprocess.run(key, cwd=tmp_path, check=True, capture_output=True)
-    for old, new in (
-        ("127.0.0.1:8501", f"127.0.0.1:{server.port}"),
-        ("listen 443 ssl", f"listen 127.0.0.1:{port} ssl"),
-        ("/etc/nginx/models.users", str(tmp_path / "users")),
-        ("/etc/nginx/cert.pem", str(tmp_path / "cert.pem")),
-        ("/etc/nginx/key.pem", str(tmp_path / "key.pem")),
-    ):
-        assert old in text
-        text = text.replace(old, new)
-    head = f"daemon off; pid {tmp_path}/pid; error_log {tmp_path}/log; events {{}}"
-    head += " user root;" if os.geteuid() == 0 else ""  # who can read this folder
-    whole = f"{head}\nhttp {{ access_log off;\n{text}}}\n"
-    for part in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"):
-        whole = whole.replace("http {", f"http {{ {part}_temp_path {tmp_path}/{part};", 1)
-    (tmp_path / "nginx.conf").write_text(whole)
-    command = ["nginx", "-c", str(tmp_path / "nginx.conf"), "-e", str(tmp_path / "log")]
-    checked = subprocess.run([*command, "-t"], capture_output=True, text=True)
-    assert checked.returncode == 0, checked.stderr
-    proxy = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
-        curl = ["curl", "-sk", "--max-time", "60", "-w", "%{http_code}", f"https://127.0.0.1:{port}{PREDICT}"]
-
-        def ask(*options):
-            return subprocess.run([*curl, *options], capture_output=True, text=True).stdout
-
-        body = json.dumps({"instances": ROW})
-        assert until(lambda: ask("-d", body).endswith("401"), 20)
-        assert ask("-u", "me:wrong", "-d", body).endswith("401")
-        assert ask("-u", "me:secret", "-d", body).endswith("200")
-        (tmp_path / "large").write_bytes(b" " * 33 * 2**20)
-        assert ask("-u", "me:secret", "--data-binary", f"@{tmp_path}/large").endswith("413")
-    finally:
-        proxy.terminate()
-        proxy.wait(20)
+    nginx.check(server.port, PREDICT, {"instances": ROW}, tmp_path)
 
 
 def running_requests_are_finished_at_the_end_and_no_process_is_left(server, file):
@@ -386,6 +357,7 @@ def running_requests_are_finished_at_the_end_and_no_process_is_left(server, file
 
 def test_the_whole_server(server, models, example, tmp_path):
     the_first_requests(server)
+    only_this_machine_reaches_it(server)
     answers_in_both_formats_and_by_version(server)
     the_client_of_the_examples(server, example)
     hostile_requests(server)

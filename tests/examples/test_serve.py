@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.examples import nginx
 from tests.examples.conftest import EXAMPLES, load
 from tests.examples.models import write_classifier, write_flow
 from tests.examples.plain import serving
@@ -63,6 +64,31 @@ def test_what_only_the_model_knows_is_refused(flow):
     assert status == 400
     assert "The model refused its inputs" in answer["error"]
     assert "temperature is negative" in answer["error"]
+
+
+def test_whatever_tensorflow_refuses_is_a_bad_request(tmp_path):
+    """Half a character of UTF-16, a file that is not there, more than there is memory for: 400, and no reason not to serve."""
+
+    def function(compute, *spec):
+        return tf.function(compute, input_signature=[tf.TensorSpec(*spec)], autograph=False)
+
+    module = tf.Module()
+    module.functions = {
+        "text": function(lambda x: {"y": x}, [None], tf.string, "x"),
+        "file": function(lambda x: {"y": tf.io.read_file(x[0])}, [None], tf.string, "x"),
+        "zeros": function(lambda n: {"y": tf.zeros(tf.stack([n, n, n]))}, [], tf.int64, "n"),
+    }
+    tf.saved_model.save(module, str(tmp_path / "all" / "1"), module.functions)
+    model = serve.Model(str(tmp_path / "all"), max_batch=2**20)
+    for name, value, expected in (
+        ("text", ["\ud800"], "Unable to convert element to UTF-8"),
+        ("file", ["/none"], "inputs: /none; No such file or directory."),
+        ("zeros", 2**20, "inputs: OOM when allocating tensor with shape[1048576,1048576,1048576]"),
+    ):
+        status, answer = ask(model, "predict", content={"signature_name": name, "inputs": value})
+        assert status == 400
+        assert "The model refused its inputs: " in answer["error"]
+        assert expected in answer["error"]
 
 
 def test_signatures_are_those_of_the_saved_model(flow):
@@ -232,6 +258,17 @@ def test_an_answer_that_does_not_come_is_given_up():
     assert gateway.kept == 0
 
 
+def test_a_fault_is_the_servers_and_in_its_log(caplog):
+    class Broken(Gateway):
+        async def ask(self, model, *question):
+            raise ZeroDivisionError("here")
+
+    status, body = answered(post(gateway := Broken(["m"]), b"{}"))
+    assert (status, json.loads(body)) == (500, {"error": "The server has made a mistake, which is in its log."})
+    assert "ZeroDivisionError: here" in caplog.text
+    assert gateway.kept == 0
+
+
 def test_a_body_of_brackets_goes_no_further():
     status, body = answered(post(Gateway(["m"]), b'{"instances": [' + b"[]," * (31 * MEGABYTE // 3) + b"[]]}"))
     assert status == 400
@@ -304,6 +341,7 @@ def test_serve_refuses_at_once_what_cannot_be_served(example, folders, tmp_path)
         for options, expected in (
             ([tmp_path / "none"], "expected SavedModels in numbered folders"),
             ([folders[0], folders[0]], "expected folders of different names"),
+            ([tmp_path / "a:b"], "without a colon, none of them 'gateway', received a:b"),
             ([*folders, "--port", port], f"expected a free address, received 127.0.0.1:{port}"),
             ([*folders, "--port", "70000"], "expected a free address"),
             ([*folders, "--replicas", "0"], "--replicas: expected a whole number of at least 1, received 0"),
@@ -319,7 +357,7 @@ def test_serve_says_what_to_install(folders, monkeypatch):
         port = str(free.getsockname()[1])
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr("sys.argv", ["serve.py", *map(str, folders), "--port", port])
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
         monkeypatch.setenv(name, "0")
     with pytest.raises(SystemExit, match=re.escape("pip install 'keras-auxref[serve]'")):
         serve.main()
@@ -357,3 +395,10 @@ def test_requests_of_the_documentation():
     assert np.shape(answers[5]["predictions"]) == (1, 28, 28, 1)
     assert np.shape(answers[6]["outputs"]) == (16, 28, 28, 1)
     assert answers[2] == answers[7]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(None in map(shutil.which, ("nginx", "curl", "openssl")), reason="needs nginx, curl and openssl")
+def test_the_documented_nginx_in_front(folders, tmp_path):
+    with serving({"digits": serve.Model(str(folders[0]))}) as url:
+        nginx.check(int(url.rpartition(":")[2]), "/v1/models/digits:predict", {"instances": [[0.01] * 64]}, tmp_path)
