@@ -18,12 +18,12 @@ def affine_inverse(y: Tensor, shift: Tensor, log_scale: Tensor) -> Tensor:
 
 
 def standardization(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The shift and log_scale, each of shape (d,), with which `affine` makes every channel of x have mean 0 and variance 1.
+    """The shift and log_scale, each of shape (d,), with which `affine` gives every channel of x mean 0 and variance 1.
 
-    The statistics are over all axes but the last. A channel that is constant to rounding has no scale: its log_scale is 0.
+    The statistics are over all axes but the last. A channel that is constant up to rounding has no scale: its log_scale is 0.
     """
     dtype = dtype_of(x)
-    # Squares of 1e±30 leave float32, and a mean of many values loses digits in it.
+    # Squares of 1e±30 are out of range in float32, and a mean of many values loses digits.
     x = ops.cast(x, backend.wide_dtype())
     axes = tuple(range(len(x.shape) - 1))
     size = nonzero(ops.max(ops.abs(x), axis=axes))
@@ -38,5 +38,5 @@ def standardization(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def channel_log_det(x: Tensor, log_scale: Tensor) -> Tensor:
     """Σ log_scale for every vector on the last axis of x, shape `x.shape[:-1]`."""
-    # x[..., 0]·0 would carry the NaN and infinities of x over.
+    # x[..., 0]·0 would propagate NaN and infinities of x.
     return ops.zeros_like(x[..., 0]) + ops.sum(log_scale)

@@ -1,4 +1,4 @@
-"""Validation of what an encoder gives to a flow: parameters with the leading axes of the vectors that they move."""
+"""Validation of the parameters that an encoder gives to a flow. Their leading axes are those of the vectors that they move."""
 
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ class Amortised(NamedTuple):
 def prepare(z: Tensor, shapes: dict[str, tuple[str, ...]], **parameters: Tensor | None) -> Amortised:
     """z of shape (..., d), and parameters whose last axes have the names of `shapes`; one that is None is left out.
 
-    Axes of one name have one size, which must be known; `"d"` is that of z. The axes before broadcast against those of z.
+    Axes with one name have the same size, which must be known; `"d"` is that of z. Leading axes broadcast against those of z.
     """
     z = as_tensor(z, "z")
     check_vector(z, "z")

@@ -18,7 +18,7 @@ def is_symbolic(*tensors: Any) -> bool:
 
 
 def check_one_tensor(value: Any, name: str) -> None:
-    """Refuses None, several tensors, sparse and ragged ones, before a backend does with an error of its own."""
+    """Refuses None, several tensors, and sparse or ragged ones, before a backend raises an error of its own."""
     received = None
     if value is None:
         received = "None"
@@ -43,7 +43,7 @@ def as_tensor(value: Any, name: str) -> Tensor:
 
 
 def check_vector(x: Tensor, name: str) -> None:
-    """Vectors live on the last axis, so a scalar has none, and a tensor of unknown rank no last axis."""
+    """Vectors are on the last axis, so scalars and tensors of unknown rank are refused."""
     if not _rank(x):
         received = "unknown rank" if _rank(x) is None else tuple(x.shape)
         raise ValueError(f"`{name}` must have at least one axis. Expected shape (..., d). Received: {received}")
@@ -104,7 +104,7 @@ def prepare(x: Tensor, w: Tensor, name: str) -> tuple[Tensor, Tensor, str]:
 
 
 def check_orthogonal(matrix: np.ndarray) -> None:
-    """Refuses a matrix with ‖UᵀU − I‖ beyond what float32 explains."""
+    """Refuses a matrix with a ‖UᵀU − I‖ that float32 rounding cannot explain."""
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"An orthogonal matrix is square. Expected shape (d, d). Received: {matrix.shape}")
     exact = matrix.astype(np.float64)
@@ -114,7 +114,7 @@ def check_orthogonal(matrix: np.ndarray) -> None:
 
 
 def check_orthonormal(matrix: np.ndarray) -> None:
-    """Refuses a matrix of any shape whose rows and columns are both not orthonormal, beyond what float32 explains."""
+    """Refuses a matrix of any shape if neither its rows nor its columns are orthonormal up to float32 rounding."""
     if matrix.ndim != 2:
         raise ValueError(f"Expected a matrix with orthonormal rows or columns. Received: an array of shape {matrix.shape}")
     thin = (matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Coupling: one part of a vector moves the other (Dinh et al. 2015, 2017; Ho et al. 2019)."""
+"""Coupling: one part of a vector determines how the other moves (Dinh et al. 2015, 2017; Ho et al. 2019)."""
 
 import math
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from keras_auxref.ops.spline import Spline, bounded, spline, spline_inverse, spl
 from keras_auxref.typing import Shape, Tensor
 
 Move = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From x_b and the output of the network to y_b and log ∂y_b/∂x_b, entry by entry; or from y_b back to x_b, and the same."""
+"""From x_b and the output of the network to y_b and log ∂y_b/∂x_b, entry by entry; or from y_b to x_b and the same."""
 
 
 def coupling_sizes(d: int, name: str) -> tuple[int, int]:
@@ -26,7 +26,7 @@ def coupling_sizes(d: int, name: str) -> tuple[int, int]:
 
 
 def couple(x: Tensor, network: Callable[[Tensor], Tensor], move: Move, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(x_a, move(x_b, network(x_a))), and the log-derivatives of the second part. With the inverse of `move`, the inverse.
+    """(x_a, move(x_b, network(x_a))), and the log-derivatives of the second part. The inverse of `move` gives the inverse.
 
     With a context c, of the rank of x or of shape `(batch, k)`, the network gets (x_a, c), concatenated on the last axis.
     """
@@ -38,7 +38,7 @@ def couple(x: Tensor, network: Callable[[Tensor], Tensor], move: Move, context: 
 
 
 def _beside(context: Tensor, a: Tensor) -> Tensor:
-    """A context for every pixel of a: that of its image, unless it has one of its own."""
+    """A context for every pixel of a: that of its image, unless every pixel has its own."""
     context = ops.cast(context, a.dtype)
     if len(context.shape) == len(a.shape):
         return context
@@ -85,7 +85,7 @@ def mixed(b: Tensor, parameters: Tensor, components: int, bound: float, scale_bo
 
 
 def mixed_inverse(b: Tensor, parameters: Tensor, components: int, bound: float, scale_bound: float) -> tuple[Tensor, Tensor]:
-    """g⁻¹((b − t)·e⁻ᵃ), and a + log g′ there; NaN where that is not a preimage to rounding."""
+    """g⁻¹((b − t)·e⁻ᵃ), and a + log g′ there; NaN where that is not a preimage up to rounding."""
     shift, log_scale, mixture = _mixture(parameters, b.shape[-1], components, bound, scale_bound)
     x, log_slope = mixture_logit_inverse((_wide(b) - shift) * ops.exp(-log_scale), mixture)
     return ops.cast(x, b.dtype), ops.cast(log_scale + log_slope, b.dtype)
@@ -120,7 +120,7 @@ def _mixture(parameters: Tensor, size: int, components: int, bound: float, scale
     own, rest = ops.split(parameters, [2 * size], axis=-1)
     shift, log_scale = _shift_and_scale(own, size, bound)
     parts = ops.reshape(rest, (*ops.shape(parameters)[:-1], size, 3, components))
-    # Components that start as the same would stay the same: their gradients are.
+    # Components that start equal would stay equal, because their gradients are.
     start = ops.linspace(-1.0, 1.0, components, dtype=parameters.dtype) if components > 1 else 0.0
     weights, means, scales = parts[..., 0, :], parts[..., 1, :] + start, bounded(parts[..., 2, :], scale_bound)
     return _Mixed(shift, log_scale, Mixture(ops.log_softmax(weights, axis=-1), means, scales))

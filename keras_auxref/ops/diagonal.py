@@ -1,7 +1,7 @@
 """g(a) = (cλ − 1) ∘ a, the heart of the factored reflection, with its log-determinant and its inverse.
 
-On the last axis of a, in plain `keras.ops`; λ is one vector, or one for every vector of a. (`where` stands where `ops.maximum`
-might: on torch that passes float64 through float32.)
+On the last axis of a, in plain `keras.ops`; λ is one vector, or one for every vector of a. (`where` is used instead of
+`ops.maximum`, which on torch passes float64 through float32.)
 """
 
 import functools
@@ -15,7 +15,7 @@ from keras_auxref.ops.rows import dtype_of, epsilon
 from keras_auxref.typing import Tensor
 
 LARGEST_CONDITION = 1.99999
-"""The largest κ for which the inverse is computed: at κ = 2 it stops to exist."""
+"""The largest κ for which the inverse is computed: at κ = 2 it ceases to exist."""
 
 _STEPS = {
     1.3: 2,
@@ -30,11 +30,11 @@ _STEPS = {
     1.99998: 11,
     LARGEST_CONDITION: 12,
 }
-"""Newton steps in float32 for κ up to a bound; float64 takes one more. What is then left to do is below ε/4, see the tests."""
+"""Newton steps in float32 for κ up to a bound; float64 takes one more. The remaining error is below ε/4, see the tests."""
 
 
 class Gains(NamedTuple):
-    """cλ − 1 for every entry of a, and what the log-determinant needs: λ²a² and its sum, for a scaled to max|a| = 1; a = 0."""
+    """cλ − 1 for every entry of a, and what the log-determinant needs: λ²a² and its sum, for max|a| = 1; and whether a = 0."""
 
     gain: Tensor
     squares: Tensor
@@ -60,7 +60,7 @@ def coefficient(a: Tensor, eigenvalues: Tensor) -> Tensor:
 
 
 def _gains(a: Tensor, eigenvalues: Tensor) -> Gains:
-    # Neither the scale of λ nor that of a matters to c: both are constants to the gradient, and keep squares in range.
+    # c depends neither on the scale of λ nor on that of a: both scales are constants to the gradient, and keep squares in range.
     lam = eigenvalues / ops.stop_gradient(ops.max(eigenvalues, axis=-1, keepdims=True))
     scaled, zero = _normalised(a)
     weighted = lam * scaled
@@ -128,7 +128,7 @@ def _inverse(b: Tensor, eigenvalues: Tensor, *, condition: float, steps: int, di
     c = 2 * ops.sum(weighted, axis=-1, keepdims=True) / (ops.sum(constants[0] * weighted, axis=-1, keepdims=True) + zero)
     for step in range(steps):
         c = newton(c, *constants)
-        if step == 0:  # the only step that may pass the root, and leave the domain: 2/λmax is left of every root
+        if step == 0:  # the only step that may overshoot the root and leave the domain: 2/λmax is left of every root
             c = ops.where(c < 2 - 2 * zero, 2 - 2 * zero, c)
     if differentiable:
         c = ops.stop_gradient(c)

@@ -1,7 +1,7 @@
 """The factored reflection y = U g(Vᵀx): an auxiliary reflection in its own eigenbasis, followed by an orthogonal map.
 
-Everything here is two matrix products and a few sums per vector: no factorisation, no complex number, no branch and no loop that
-depends on data, so that it runs, differentiates and compiles on every Keras backend.
+Everything here is two matrix products and a few sums per vector: no factorisation, no complex number, and no branch or loop that
+depends on data. So it runs, differentiates and compiles on every Keras backend.
 """
 
 from typing import NamedTuple
@@ -49,7 +49,7 @@ def factored_reflect_and_log_det(x: Tensor, u: Tensor | None, v: Tensor | None, 
         log|det ∂y/∂x| = Σ log(cλᵢ − 1) + log(2r − 1),      r = Σ λᵢ²aᵢ²/(cλᵢ − 1) / Σ λᵢ²aᵢ²,      a = Vᵀx
 
     For κ < 2 all logarithms are of positive numbers: c ≥ 2/λmax, and r ≥ 1 by Jensen's inequality, so that nothing cancels. For
-    κ ≥ 2 the result may be NaN. At x = 0 it is 0, that of the Jacobian UVᵀ.
+    κ ≥ 2 the result may be NaN. At x = 0 it is 0, as for the Jacobian UVᵀ.
 
     Args:
         x: Tensor of shape `(..., d)`.
@@ -84,12 +84,12 @@ def factored_inverse(
         b = Uᵀy,      x = V (b / (cλ − 1)),      c the root of Σ bᵢ²/(cλᵢ − 1)² = ‖b‖²
 
     With N(c) for the left side, N^(−½) is increasing and concave in c, so Newton's method on N^(−½) = ‖b‖⁻¹ converges
-    monotonically from the left of the root, and one step from anywhere gets there. It starts at the c of b itself. A fixed
+    monotonically from the left of the root, and the first step gets there from any start. It starts at the c of b itself. A fixed
     number of steps, which follows from the bound on κ and the dtype, is accurate to the last digit (`newton_steps`).
 
     Gradients follow the implicit function theorem instead of the iteration: the root is held constant, and two more Newton
     steps from it are differentiated. The first has the derivative of the root, the second makes the next two derivatives exact
-    as well, on every backend. TensorFlow takes these two steps only where a gradient is asked for.
+    as well, on every backend. TensorFlow takes these two steps only where a gradient is needed.
 
     Args:
         y: Tensor of shape `(..., d)`.
@@ -122,7 +122,7 @@ class _Prepared(NamedTuple):
 
 
 def _prepare(x: Tensor, u: Tensor | None, v: Tensor | None, eigenvalues: Tensor, name: str = "x") -> _Prepared:
-    """Checked tensors, in float32 at least but for x itself; None stays None."""
+    """Checked tensors, in float32 at least, except x itself; None stays None."""
     x, eigenvalues = as_tensor(x, name), as_tensor(eigenvalues, "eigenvalues")
     matrices = {key: as_tensor(matrix, key) for key, matrix in (("u", u), ("v", v)) if matrix is not None}
     dtype = _check(x, matrices, eigenvalues, name, dtype_of(x))

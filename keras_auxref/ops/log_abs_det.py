@@ -1,4 +1,4 @@
-"""log|det W| and W⁻¹y of one square matrix: what a flow needs of a plain linear map."""
+"""log|det W| and W⁻¹y of one square matrix: what a flow needs from a plain linear map."""
 
 from keras import ops
 
@@ -11,9 +11,9 @@ from keras_auxref.typing import Tensor
 def log_abs_det(w: Tensor) -> Tensor:
     """log|det W| = Σ log|R_ii| of W = QR, with the gradient W⁻ᵀ.
 
-    QR has an XLA kernel where LU and `slogdet` have none. It is computed in float64 where the backend has it. On TensorFlow it
-    is −∞ where a column of W lies in the span of the columns before it to the rounding of float64 (there the gradient does not
-    exist, and is NaN), and the gradient is one inverse; other backends use their own `slogdet`.
+    Unlike LU and `slogdet`, QR has an XLA kernel. It is computed in float64 if the backend has it. On TensorFlow the result
+    is −∞ where a column of W lies in the span of the columns before it up to float64 rounding (there the gradient does not
+    exist, and is NaN), and the gradient takes one inverse; other backends use their own `slogdet`.
 
     Args:
         w: Tensor of shape `(d, d)`.
@@ -28,7 +28,7 @@ def log_abs_det(w: Tensor) -> Tensor:
 
 
 def solve_rows(w: Tensor, y: Tensor) -> Tensor:
-    """x with W x = y for every vector on the last axis of y, in float64 where the backend has it, whatever the dtype.
+    """x with W x = y for every vector on the last axis of y, in float64 if the backend has it, whatever the dtype.
 
     Args:
         w: Tensor of shape `(d, d)`.
@@ -41,7 +41,7 @@ def solve_rows(w: Tensor, y: Tensor) -> Tensor:
 
 
 def inverse_matrix(w: Tensor) -> Tensor:
-    """W⁻¹, in float64 where the backend has it, whatever the dtype; NaN for a singular W."""
+    """W⁻¹, in float64 if the backend has it, whatever the dtype; NaN for a singular W."""
     w = as_tensor(w, "w")
     return _inverse_where(ops.isfinite(log_abs_det(w)), ops.cast(w, backend.wide_dtype()))
 
@@ -60,7 +60,7 @@ def multiply_rows(matrix: Tensor, y: Tensor) -> Tensor:
 def _value(w: Tensor, _: object) -> tuple[Tensor, Tensor]:
     """Σ log|R_ii|, and whether W is regular."""
     diagonal = ops.abs(ops.diagonal(ops.qr(w)[1]))
-    # Householder QR is exact up to a few ε times the length of each column: below that R_ii is noise and not a number.
+    # Householder QR is exact up to a few ε times the length of each column: an R_ii below that is only noise.
     noise = 4 * w.shape[0] * epsilon(dtype_of(w)) * ops.norm(w, axis=0)
     diagonal = ops.where(diagonal <= noise, ops.zeros_like(diagonal), diagonal)
     return ops.sum(ops.log(diagonal)), ops.all(diagonal > 0)

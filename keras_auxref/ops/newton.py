@@ -14,7 +14,7 @@ def newton_inverse(y: Any, w: Any, steps: int = 10) -> Any:
     """Solves f(x) = y by `steps` steps x ← x − J(x)⁻¹ (f(x) − y) from x = y, with one d×d solve per vector and step.
 
     This is the reference that `inverse` is tested and measured against: it costs O(n d³ steps), has no safeguard and
-    converges only from close enough. Prefer `inverse`. Runs on every Keras backend.
+    converges only from a start that is close enough. Prefer `inverse`. Runs on every Keras backend.
 
     Args:
         y: Tensor of shape `(..., d)`.

@@ -1,7 +1,7 @@
 """A⁻¹ = (I − cW)⁻¹ for a batch of scalars c, from one factorisation of W.
 
-Jacobian, log-determinant and inverse of the auxiliary reflection depend on the vector x through A = I − cW, that is through one
-scalar. `Paired` asks in a basis of W, `Rows` without one.
+The Jacobian, log-determinant and inverse of the auxiliary reflection depend on the vector x through A = I − cW, that is, through
+one scalar. `Paired` works in a basis of W, `Rows` without one.
 """
 
 from typing import NamedTuple, Protocol
@@ -37,12 +37,12 @@ class Resolvent(Protocol):
 
 
 def nudge(dtype: str) -> float:
-    """Added to what is divided by, this keeps an exact zero from dividing; it vanishes in the rounding of everything else."""
+    """Added to a divisor, this avoids division by an exact zero; for any other divisor it vanishes in rounding."""
     return 1e-100 if dtype == "float64" else 1e-12
 
 
 class Paired:
-    """W = BMB⁻¹ with real 2×2 blocks. Of a block X = I − cM: X⁻¹ = (I − cM̂)/det X, M̂ the adjugate of that block of M."""
+    """W = BMB⁻¹ with real 2×2 blocks. For a block X = I − cM: X⁻¹ = (I − cM̂)/det X, M̂ the adjugate of that block of M."""
 
     def __init__(self, factors: Factors, dtype: str) -> None:
         a, b = ops.cast(factors.a, dtype), ops.cast(factors.b, dtype)
@@ -57,8 +57,8 @@ class Paired:
     def determinant(self, c: Tensor) -> Tensor:
         """det of the block of every column, 1 − c tr M + c² det M, (n, 2h).
 
-        As a product with (1, c, c²): TensorFlow multiplies a column with a row much faster than it broadcasts one over the other,
-        and its graph optimiser, which would merge the 1 of a sum with a later `nudge` and lose that, leaves products alone.
+        As a product with (1, c, c²): TensorFlow multiplies a column by a row much faster than it broadcasts one over the other,
+        and its graph optimiser would merge the 1 of a sum with a later `nudge` and lose it, but leaves products alone.
         """
         return matmul(_powers(c), self.polynomial)
 
@@ -109,15 +109,15 @@ def _powers(c: Tensor) -> Tensor:
 
 
 def swap(z: Tensor) -> Tensor:
-    """The two halves of the last axis, exchanged: each column meets the other of its block."""
+    """The two halves of the last axis, exchanged: each column is paired with the other of its block."""
     first, second = ops.split(z, 2, axis=-1)
     return ops.concatenate([second, first], axis=-1)
 
 
 class Rows:
-    """One QR factorisation of A per row: for a W without usable basis, and under XLA in TensorFlow.
+    """One QR factorisation of A per row: for a W without a usable basis, and under XLA in TensorFlow.
 
-    QR and not LU, because it has a gradient and an XLA kernel and does not raise where one A of the batch is singular.
+    QR instead of LU, because it has a gradient and an XLA kernel and does not raise if one A of the batch is singular.
     """
 
     def __init__(self, factors: Factors, dtype: str) -> None:

@@ -11,7 +11,7 @@ from keras_auxref.typing import Tensor
 
 
 class Root(NamedTuple):
-    """c for every row, with the number of evaluations that it took, whether it has converged, and the bracket that is left."""
+    """c for every row, with the number of evaluations that it took, whether it has converged, and the final bracket."""
 
     c: Tensor
     steps: Tensor
@@ -51,21 +51,21 @@ def solve_secular(
     h is nearly linear in c (Hebden, Reinsch), hence few steps. With ψ = (‖x‖² − ‖y‖²)/c, the Newton step is
     c ψ ‖x‖² / ((‖x‖ + ‖y‖) ‖y‖ xᵀx′). ψ ≥ 0 at the lower end and ≤ 0 at the upper end of the bracket and changes sign only at
     true roots, poles included, so its sign keeps the bracket; bisection replaces a Newton step that leaves the bracket or
-    follows two that did not halve the residual |ψ|/‖u‖ = ‖f(x) − y‖. A pole that is hit exactly moves the iterate and says
-    nothing else. c = 0 also solves the equation without being a preimage: where the bracket contains it, the sign of
+    follows two that did not halve the residual |ψ|/‖u‖ = ‖f(x) − y‖. A pole that is hit exactly only moves the
+    iterate. c = 0 also solves the equation without being a preimage: where the bracket contains it, the sign of
     ψ(0) = 2yᵀWy chooses a side and the step is deflated, s ← s c/(c − s).
 
-    With `nearest`, a W without certificate, for which there may be several roots, is searched from `start` outwards: to the
-    right where ψ > 0 and to the left where ψ < 0, no step longer than a reach that doubles, until ψ changes sign. At the root
-    found ψ falls, as it does on the branch on which a W = I − U starts; log|det J| is −∞ at the folds between branches.
-    With `rising` too, the search goes the other way, to a root at which ψ rises. There may be none.
+    A W without a certificate may have several roots. With `nearest` the search moves outwards from `start`: to the right where
+    ψ > 0 and to the left where ψ < 0, with no step longer than a reach that doubles, until ψ changes sign. At the root found, ψ
+    falls, as it does on the branch on which W = I − U starts; log|det J| is −∞ at the folds between branches.
+    With `rising` as well, the search goes the other way, to a root at which ψ rises. There may be none.
 
     The iteration ends when no more than the share `leave` of all rows is left, or after `max_steps`. Null rows, where W y = 0,
-    and rows with a NaN have no root: they are done before the start, with c = 0.
+    and rows with a NaN have no root: they are finished from the start, with c = 0.
     """
     dtype = dtype_of(y)
-    # Two quadratic steps follow a residual below `close`: the last one here, and the refinement of x. Rows that are left
-    # behind if that was too hopeful can afford to count on less.
+    # Two quadratic steps follow a residual below `close`: the last one here, and the refinement of x. `close` may be looser
+    # if rows are left for a later search.
     tolerance, close = 4 * epsilon(dtype), epsilon(dtype) ** 0.25 / 8 if leave else epsilon(dtype) ** 0.5 / 32
     norm, at_zero = ops.sqrt(row_dot(y, y)), 2 * row_dot(y, wy)
     one = ops.ones_like(at_zero)
@@ -93,7 +93,7 @@ def solve_secular(
         newton = c * secular.psi * secular.x_squared / ((ops.sqrt(secular.x_squared) + norm) * norm * secular.slope)
         newton = c - ops.where(straddles, newton * c / (c - newton), newton)
         inside = _all(newton > low, newton < high, now <= ops.maximum(residual, older) / 2)
-        # A root close to an end of the bracket throws the step just over it: look at that end before bisecting.
+        # With a root close to an end of the bracket, a step may just overshoot that end: try it before bisecting.
         middle = ops.where(finite, _middle(low, high), low + 0.381966 * (high - low))
         end = ops.where(ops.logical_and(newton >= high, ~high_seen), high, middle)
         end = ops.where(ops.logical_and(newton <= low, ~low_seen), low, end)
@@ -105,7 +105,7 @@ def solve_secular(
             reach = ops.where(inside, reach, 2 * reach)
         following = ops.where(inside, newton, end)
         width = tolerance * ops.maximum(ops.abs(low), ops.abs(high))
-        stagnates = ops.logical_and(now <= 16 * tolerance, now > residual / 2)  # what is left is rounding
+        stagnates = ops.logical_and(now <= 16 * tolerance, now > residual / 2)  # only rounding is left
         last = _all(now <= close, inside, ~stagnates)  # convergence is quadratic: no need to look at where it lands
         stop = now <= tolerance
         for reason in (stagnates, last, high - low <= width):
@@ -118,7 +118,7 @@ def solve_secular(
                 high=ops.where(done, state.high, high),
                 low_seen=low_seen,
                 high_seen=high_seen,
-                # Any other step starts the comparison anew.
+                # Any other step restarts the comparison.
                 residual=ops.where(inside, now, infinite),
                 older=ops.where(inside, residual, infinite),
                 reach=reach,
@@ -129,7 +129,7 @@ def solve_secular(
 
     lost = ops.logical_or(null, ~ops.isfinite(at_zero))
     seen = ops.logical_and(one > 0, ~ops.logical_or(bracket.certified, explores))
-    reach = ops.maximum(ops.abs(start), one / y.shape[-1]) / 16  # W is of about 1, and a start at 0 has to move, too
+    reach = ops.maximum(ops.abs(start), one / y.shape[-1]) / 16  # W is of order 1, and a start at 0 has to move too
     state = _State(c, low, high, seen, seen, infinite, infinite, reach, lost, ops.zeros_like(lost, dtype="int32"))
     few = ops.cast(leave * ops.cast(ops.shape(c)[0], "float32"), "int32")
     (state,) = ops.while_loop(
@@ -139,7 +139,7 @@ def solve_secular(
 
 
 def _middle(low: Tensor, high: Tensor) -> Tensor:
-    """Half way from one end to the other, in orders of magnitude where they are many orders apart on one side of zero."""
+    """The midpoint; the geometric mean if both ends are on one side of zero and far apart in magnitude."""
     near, far = ops.minimum(ops.abs(low), ops.abs(high)), ops.maximum(ops.abs(low), ops.abs(high))
     geometric = ops.where(near > 0, ops.sqrt(near) * ops.sqrt(far), far / 256)
     apart = ops.logical_and(low * high >= 0, far > 16 * near)

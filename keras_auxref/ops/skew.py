@@ -29,7 +29,7 @@ def one_norm(k: Tensor) -> Tensor:
 
 
 def polish(u: Tensor, needed: Tensor | None = None, steps: int = 1) -> Tensor:
-    """Newton–Schulz steps towards the nearest orthogonal matrix, a rounding correction and so a constant to the gradient."""
+    """Newton–Schulz steps towards the nearest orthogonal matrix: a rounding correction, so a constant to the gradient."""
 
     def polished() -> Tensor:
         v = ops.stop_gradient(u)
@@ -51,5 +51,5 @@ def as_orthogonal(u: Tensor) -> np.ndarray:
 
 
 def determinant(u: np.ndarray) -> int:
-    """±1 of an orthogonal matrix."""
+    """The determinant of an orthogonal matrix, ±1."""
     return round(float(np.linalg.slogdet(u)[0]))

@@ -11,7 +11,7 @@ from keras_auxref.typing import Tensor
 def stiefel_matrix(v: Tensor, k: int) -> Tensor:
     """The first k columns of U = H(v₁)…H(v_r), of shape (m, k), for v of shape (m, r) with k < m.
 
-    In O(m k r), and without the m×m matrix. With r = k reflections every matrix with orthonormal columns has this form.
+    It costs O(m k r) and does not form the m×m matrix. With r = k, every matrix with orthonormal columns has this form.
     """
     return ops.transpose(householder_product(v, ops.eye(k, v.shape[0], dtype=v.dtype)))  # the rows are U e_i
 
@@ -19,8 +19,8 @@ def stiefel_matrix(v: Tensor, k: int) -> Tensor:
 def stiefel_vectors(q: np.ndarray) -> np.ndarray:
     """Householder vectors of k < m orthonormal columns: v of shape (m, k) with H(v₁)…H(v_k) [I; 0] = Q, in NumPy and float64.
 
-    QR by reflections that map each column to +e_i. A column that is e_i already takes the reflection in the last axis, which
-    leaves it as it is: a vector of zero would do so too, but has no gradient and would never be trained.
+    QR by reflections that map each column to +e_i. A column that is already e_i gets the reflection in the last axis, which
+    does not change it: a zero vector would not either, but has no gradient and would never be trained.
     """
     check_orthonormal(q)
     r = q.astype(np.float64)
@@ -50,7 +50,7 @@ def complete(q: np.ndarray) -> np.ndarray:
     u = np.eye(m)
     for v in vectors.T[::-1]:
         u -= np.outer(2 * v, v @ u)
-    # The other columns may be turned among themselves: so that their lower part becomes symmetric, and not negative.
+    # The other columns may be rotated among themselves: make their lower part symmetric and nonnegative.
     left, _, right = np.linalg.svd(u[k:, k:])
     signs = np.ones(m - k)
     signs[-1] = (-1) ** k * np.sign(np.linalg.det(left) * np.linalg.det(right))  # k reflections have determinant (−1)ᵏ

@@ -12,7 +12,7 @@ from keras_auxref.typing import Tensor
 
 _SHAPES: dict[str, tuple[str, ...]] = {"b": ("M",), "r": ("M", "M"), "r_tilde": ("M", "M"), "q": ("d", "M")}
 _MOST_STEPS = {"float32": 48, "float64": 96}
-"""Newton steps of the inverse. Five or so are the rule; where 1 + s is tiny a step takes only a third off a root near 0."""
+"""Newton steps of the inverse. About five are usual; where 1 + s is tiny, a step takes only a third off a root near 0."""
 
 
 def sylvester(z: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor, q: Tensor | None = None) -> Tensor:
@@ -21,15 +21,15 @@ def sylvester(z: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor, q: Tensor | None
         z′ = z + Q R tanh(R̃ Qᵀz + b)
 
     Q has M ≤ d orthonormal columns, R and R̃ are upper triangular. For R_ii R̃_ii > −1 it is a bijection. None of this is
-    checked. A matrix Q of zeros is allowed, and gives z′ = z. With d columns that are a product of reflections, Qᵀ before and
-    Q after a step without `q` is the same, and cheaper: see `householder_flow`.
+    checked. A Q of zeros is allowed, and gives z′ = z. If Q is a d×d product of reflections, it is cheaper to apply Qᵀ before
+    and Q after a step without `q`: see `householder_flow`.
 
     Args:
         z: Tensor of shape `(..., d)`.
-        r: R of shape `(..., M, M)`. What is below the diagonal is ignored.
+        r: R of shape `(..., M, M)`. Entries below the diagonal are ignored.
         r_tilde: R̃ of shape `(..., M, M)`, likewise.
         b: Tensor of shape `(..., M)`.
-        q: Q of shape `(..., d, M)`; None for the identity, M = d. All axes before broadcast against those of `z`.
+        q: Q of shape `(..., d, M)`; None for the identity, M = d. All leading axes broadcast against those of `z`.
 
     Returns:
         A tensor of shape `(..., d)` and of the dtype of `z`.
@@ -51,7 +51,7 @@ def sylvester_and_log_det(z: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor, q: T
 
         det(I_d + Q R D R̃ Qᵀ) = det(I_M + D R̃ QᵀQ R) = Π (1 + D_ii R̃_ii R_ii ‖q_i‖²),      D = diag(tanh′(R̃ Qᵀz + b))
 
-    The first is Sylvester's identity, the second needs columns of Q that are orthogonal to each other: R̃ QᵀQ R is triangular.
+    The first equality is Sylvester's identity; the second needs orthogonal columns of Q, which make R̃ QᵀQ R triangular.
 
     Args:
         z: Tensor of shape `(..., d)`.
@@ -79,13 +79,13 @@ def sylvester_and_log_det(z: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor, q: T
 def sylvester_inverse(z: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor, q: Tensor | None = None) -> Tensor:
     """The vector that `sylvester` takes to z.
 
-    The argument u = R̃ Qᵀz + b of tanh before the step and u′, the same after it, are connected by M equations
+    The argument u = R̃ Qᵀz + b of tanh before the step and u′, the same after it, are related by M equations
 
         u′ = u + T tanh(u),      T = R̃ QᵀQ R upper triangular,
 
     which are solved from the last to the first. Each is F(uᵢ) = uᵢ + s tanh(uᵢ) − k = 0 for one number, with s = Tᵢᵢ > −1, and
     increasing. For k ≥ 0 the root is ≥ 0, where F is convex for s < 0 and concave for s > 0: Newton's method is monotone from
-    k − s on the far side for the one, and from max(0, k − s) on the near side for the other. Then z = z′ − Q R tanh(u).
+    k − s, beyond the root, for s < 0, and from max(0, k − s), before the root, for s > 0. Then z = z′ − Q R tanh(u).
 
     For the gradient the root is held constant, and two more Newton steps from it are differentiated: this is the implicit
     function theorem, also for second derivatives.
@@ -127,7 +127,7 @@ def orthonormal_columns(a: Tensor, steps: int = 30) -> Tensor:
         Q₀ = A / ‖A‖_F,      Q ← Q + ½ Q (I − QᵀQ)
 
     A singular value σ of Q₀ grows by 3/2 in a step while it is small, and then converges quadratically to 1: after `steps` all
-    above about (2/3)^(steps − 5) have converged. If one has not, because the columns of A are linearly dependent, or nearly, the
+    above about (2/3)^(steps − 5) have converged. If one has not, because the columns of A are (nearly) linearly dependent, the
     result is a matrix of zeros, never one whose columns are not orthonormal.
 
     Args:
@@ -169,7 +169,7 @@ class _Parameters(NamedTuple):
 
 
 def _prepare(z: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor, q: Tensor | None) -> tuple[Tensor, _Parameters, str]:
-    """Checked tensors, in float32 at least, R and R̃ without what is below the diagonal."""
+    """Checked tensors, in float32 at least, with R and R̃ zero below the diagonal."""
     shapes = _SHAPES if q is not None else {name: ("d",) * len(shape) for name, shape in _SHAPES.items()}
     z, given, dtype = prepare(z, shapes, b=b, r=r, r_tilde=r_tilde, q=q)
     r, r_tilde = (ops.triu(given[name]) for name in ("r", "r_tilde"))
@@ -232,7 +232,7 @@ def _root(s: Tensor, k: Tensor) -> Tensor:
 
 
 def _scaled(a: Tensor) -> Tensor:
-    """A / ‖A‖_F, and zero for zero. The largest entry is divided by first, so that no square leaves its range."""
+    """A / ‖A‖_F, and zero for zero. A is first divided by its largest entry, so that no square over- or underflows."""
     size = ops.stop_gradient(_largest(a))
     a = a / ops.where(size > 0, size, ops.ones_like(size))
     squares = ops.sum(ops.square(a), axis=(-2, -1), keepdims=True)

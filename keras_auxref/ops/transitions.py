@@ -33,7 +33,7 @@ def _linear(kernel: Tensor) -> Transition:
 
 
 def _aux(kernel: Tensor) -> Transition:
-    """f(h) = H(Wh) h, with what depends on W alone computed once. What is saved is what `reflection_vjp` needs, but for h."""
+    """f(h) = H(Wh) h, with what depends on W alone computed once. Saves what `reflection_vjp` needs, except h."""
     bound = null_bound(kernel)
 
     def forward(h: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:

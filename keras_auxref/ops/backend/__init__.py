@@ -1,17 +1,17 @@
-"""The seam between this package and the backends of Keras: nothing outside this folder asks which one runs.
+"""The only code that depends on the backend of Keras: nothing outside this folder asks which one runs.
 
-Everything else in `ops` is written in `keras.ops`. `numpy` has what no backend needs to do differently; the other modules
-replace what theirs does.
+Everything else in `ops` is written in `keras.ops`. `numpy` has the defaults; the other modules replace what their backend does
+differently.
 
-* Gradients: `closed_form` gives a function a gradient of its own, `closed_or_plain` does so where it pays, `vjp` differentiates.
-* Graphs: `shared` keeps them small, `only_rows` works on a few rows of a batch, `compiled` compiles a method of a model,
-  `at_the_start` one that runs a few times, `outside_graphs` computes initial values, `is_concrete` and `inside_xla` tell
-  how a function runs.
+* Gradients: `closed_form` gives a function a custom gradient, `closed_or_plain` does so where it pays, `vjp` differentiates.
+* Graphs: `shared` keeps them small, `only_rows` works on a few rows of a batch and `picks_rows` tells whether that saves time,
+  `compiled` compiles a method of a model, `at_the_start` one that runs a few times, `outside_graphs` computes initial values,
+  `is_concrete` and `inside_xla` tell how a function runs.
 * Numbers: `wide_dtype`, `as_tensor`, `kind_of`, `tanh`, `solve_upper`, `normal` and `uniform`.
-* Loops: `Loop` is the recurrence, None where there is none; `squared`, `squared_vjp` and `expm` serve the closed form of the
+* Loops: `Loop` is the recurrence, None if the backend has none; `squared`, `squared_vjp` and `expm` serve the closed form of the
   exponential.
-* Depth: `loop` runs equal steps where `prefers_loops` finds that faster, `recomputed` and `together` save memory;
-  `replicas` counts the replicas that `tf.distribute` makes of a model.
+* Depth: `loop` runs equal steps as a loop and `prefers_loops` tells whether that is faster, `recomputed` and `together` save
+  memory; `replicas` counts the replicas that `tf.distribute` makes of a model.
 """
 
 import importlib
@@ -68,7 +68,7 @@ def closed_or_plain(
     plain: Callable[..., T],
     forward_mode: bool = True,
 ) -> T:
-    """`closed_form` on a backend that does not fuse what automatic differentiation makes: on TensorFlow. Else plain(*arguments).
+    """`closed_form` on TensorFlow, which does not fuse the operations of automatic differentiation; elsewhere plain(*arguments).
 
     The arguments are those of `closed_form`. Placeholders of a functional model go through `plain`, and so does TensorFlow's
     forward mode, unless `plain` is not the same function everywhere: `forward_mode=False` refuses it.
@@ -79,7 +79,7 @@ def closed_or_plain(
 
 
 def require_tensorflow(function: str) -> None:
-    """For what is made of TensorFlow's own parts: SavedModels, TensorFlow Probability."""
+    """For everything that needs TensorFlow itself: SavedModels, TensorFlow Probability."""
     if NAME != "tensorflow":
         raise NotImplementedError(
             f"`{function}` needs TensorFlow. Expected the TensorFlow backend of Keras. Received: KERAS_BACKEND={NAME!r}"

@@ -9,10 +9,10 @@ import tensorflow as tf
 def let_vectorise(outputs: object, call: Callable[..., object], arguments: tuple[object, ...], rows: int) -> None:
     """Tells TensorFlow how to vectorise `outputs = call(*arguments)`, where the first `rows` arguments are (n, …).
 
-    TensorFlow vectorises a function operation by operation, and has no way for those of variable size, such as the picking of
-    rows; for others it falls back to loops, with a page of warnings. An operation may bring a converter of its own, as here.
-    Iterations that differ in rows alone become (iterations · n, …), one call; iterations that differ in anything else, in W for
-    instance, are called one after the other. Where the operation is not what is expected here, TensorFlow goes its own way.
+    TensorFlow vectorises a function operation by operation. It cannot handle operations of variable size, such as picking
+    rows; for others it falls back to loops, with a page of warnings. An operation may have its own converter, as here.
+    Iterations that differ only in rows become one call with (iterations · n, …); iterations that differ in anything else, such
+    as W, are called one after the other. If the operation is not the one expected here, TensorFlow vectorises it as usual.
 
     Args:
         outputs: A nest of tensors, all of them (n, …), each row made of the same row of the arguments.

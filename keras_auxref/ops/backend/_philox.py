@@ -1,6 +1,6 @@
 """Random numbers that are the same for the same seed on every backend and device: Philox 4×32 with ten rounds, in NumPy.
 
-From the bits of TensorFlow's own operation; what is made of the bits agrees with it to rounding.
+The bits are those of TensorFlow's own operation; the numbers made from them agree up to rounding.
 """
 
 import math
@@ -15,7 +15,7 @@ _SMALLEST = 1e-7
 
 
 def philox_uniform(shape: tuple[int, ...], seed: tuple[int, int], dtype: str) -> np.ndarray:
-    """TensorFlow's `stateless_uniform(…, alg="philox")`, bit by bit: the bits fill the mantissa of a number in [1, 2), less 1."""
+    """TensorFlow's `stateless_uniform(…, alg="philox")`, bit by bit: random bits as the mantissa in [1, 2), minus 1."""
     size = math.prod(shape)
     words = 2 * size if dtype == "float64" else size
     return _fractions(_bits(seed, words), dtype)[:size].reshape(shape)

@@ -1,4 +1,4 @@
-"""The recurrence for JAX, which owns the loops: `jax.lax.scan` forward, and once more backward for the gradient."""
+"""The recurrence for JAX: `jax.lax.scan` forward, and another one backward for the gradient."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,11 +17,11 @@ class Scan(NamedTuple):
 
     @staticmethod
     def aligned(x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """As they are: JAX knows all sizes."""
+        """Unchanged: JAX knows all sizes."""
         return x, state
 
     def plain(self, x: Tensor, state: Tensor, kernel: Tensor, v: Tensor, b: Tensor, bias: Tensor) -> Tensor:
-        """The recurrence with automatic differentiation. It keeps only what the caller asks for."""
+        """The recurrence with automatic differentiation. It keeps only what the caller needs."""
         step, activate, _ = self.parts(kernel)
 
         def body(h: Tensor, projected: Tensor) -> Any:

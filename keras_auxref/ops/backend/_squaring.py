@@ -1,4 +1,4 @@
-"""Squaring a matrix a number of times that is a tensor, in TensorFlow, with or without XLA: for the exponential."""
+"""Repeated squaring of a matrix for the exponential, where the number of times is a tensor: TensorFlow, with or without XLA."""
 
 import tensorflow as tf
 
@@ -10,7 +10,7 @@ def squared(e: tf.Tensor, times: tf.Tensor, most: int) -> tf.Tensor:
 
 def squared_vjp(g: tf.Tensor, e: tf.Tensor, times: tf.Tensor, most: int) -> tf.Tensor:
     """The cotangent of E: for a cotangent g of E² it is g Eᵀ + Eᵀ g."""
-    # Squared once more: a SavedModel cannot hold a function whose gradient needs an array from a loop of the function.
+    # Recomputed: a SavedModel cannot hold a function whose gradient needs an array from a loop of the function.
     roots = tf.TensorArray(e.dtype, size=most, element_shape=e.shape, clear_after_read=False)
     _, _, roots = tf.while_loop(
         lambda i, *_: i < times,

@@ -11,7 +11,7 @@ ZERO = tf.UnconnectedGradients.ZERO
 def inside_xla() -> bool:
     """True while tracing a `tf.function(jit_compile=True)`, where there is no eigendecomposition of a general matrix.
 
-    TensorFlow offers no public question for this; where the private one is missing, the answer is False, and XLA reports the
+    TensorFlow has no public function for this. If the private one is missing, the answer is False, and XLA reports the
     operation that it cannot compile.
     """
     if tf.executing_eagerly():
@@ -27,7 +27,7 @@ def vjp(function: Callable[..., object]) -> Callable[..., tuple[tf.Tensor, ...]]
     """(cotangents, *arguments) → gradients: the vector-Jacobian product of a function, by automatic differentiation."""
 
     def gradient(cotangents: object, *arguments: tf.Tensor) -> Any:
-        # In the body of a loop the tape does not see what is computed from the arguments themselves: TensorFlow moves it.
+        # In the body of a loop the tape does not see what is computed from the arguments themselves, because TensorFlow moves it.
         inputs = [tf.identity(argument) for argument in arguments]
         with tf.GradientTape() as tape:
             tape.watch(inputs)

@@ -1,4 +1,4 @@
-"""The recurrence for TensorFlow, which owns the loops and arrays: `tf.while_loop` forward, and once more for the gradient."""
+"""The recurrence for TensorFlow: `tf.while_loop` forward, and another one for the gradient."""
 
 import functools
 from collections.abc import Callable
@@ -17,14 +17,14 @@ class Loop(NamedTuple):
 
     @staticmethod
     def aligned(x: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Both know the size of the batch or neither: a loop may not lose it on the way."""
+        """Either both know the batch size or neither does: its static shape must not change in a loop."""
         x = tf.ensure_shape(x, (None, state.shape[0], None))
         return x, tf.ensure_shape(state, (x.shape[1], None))
 
     def plain(
         self, x: tf.Tensor, state: tf.Tensor, kernel: tf.Tensor, v: tf.Tensor, b: tf.Tensor, bias: tf.Tensor, unroll: bool = False
     ) -> tf.Tensor:
-        """The recurrence with automatic differentiation. It keeps only what the caller asks for."""
+        """The recurrence with automatic differentiation. It keeps only what the caller needs."""
         steps, projected = _project(x, state, v, b)
         step, activate, _ = self.parts(kernel)
 
@@ -37,7 +37,7 @@ class Loop(NamedTuple):
         if unroll:
             for _ in range(steps):
                 loop = body(*loop)
-        else:  # XLA differentiates only a loop with a known end
+        else:  # XLA differentiates only loops of known length
             loop = tf.while_loop(lambda t, *_: t < steps, body, loop, maximum_iterations=steps)
         return loop[2][0].stack() if self.return_sequences else loop[1]
 
@@ -47,7 +47,7 @@ class Loop(NamedTuple):
         """The states, and what the transition saves of every step."""
         steps, projected = _project(x, state, v, b)
         step, activate, *_ = self.parts(kernel)
-        # At this size an addition that broadcasts takes as long as three that do not.
+        # At this size an addition with broadcasting takes as long as three without.
         full_bias = tf.broadcast_to(bias, tf.shape(state))
 
         def body(t: tf.Tensor, h: tf.Tensor, states: tf.TensorArray, saved: list[tf.TensorArray]) -> Any:
@@ -72,7 +72,7 @@ class Loop(NamedTuple):
             previous = states.read(t)
             gz, gb = deactivate(gh + g[t] if self.return_sequences else gh, h)
             gh, gu = step.backward(gz, previous, *(a.read(t) for a in saved))
-            # Sums in every step: to keep every gu and gz for one product after the loop takes longer.
+            # Sum in every step: keeping every gu and gz for one product after the loop takes longer.
             terms = (tf.matmul(gu, previous, transpose_a=True), tf.matmul(x[t], gz, transpose_a=True), gz, gb)
             sums = tuple(total if term is None else total + term for total, term in zip(sums, terms, strict=True))
             return t - 1, previous, gh, sums, gx.write(t, tf.matmul(gz, v, transpose_b=True))

@@ -19,7 +19,7 @@ N = TypeVar("N")
 
 
 def wide_dtype() -> str:
-    """The most precise floating-point dtype: float32 unless JAX was told to have float64."""
+    """The most precise floating-point dtype: float32 unless float64 is enabled in JAX."""
     return "float64" if jax.config.jax_enable_x64 else "float32"
 
 
@@ -40,7 +40,7 @@ def compiled(method: Callable[..., T]) -> Callable[..., T]:
     @functools.wraps(method)
     def call(self: Any, *args: Tensor | None) -> T:
         if name not in self.__dict__:
-            # Outside what Keras tracks. The function holds the model and the model the function: they go together.
+            # Not tracked by Keras. The function and the model refer to each other, so they are freed together.
             def pure(values: list[Tensor], *args: object) -> T:
                 with keras.StatelessScope(state_mapping=list(zip(self.variables, values, strict=True))):
                     return method(self, *args)
@@ -52,9 +52,9 @@ def compiled(method: Callable[..., T]) -> Callable[..., T]:
 
 
 def at_the_start(method: Callable[..., T]) -> Callable[..., T]:
-    """A method of a layer that runs a few times, on numbers: here compiled, since eagerly XLA compiles every operation in it.
+    """A method of a layer that runs a few times, on numbers. It is compiled here, because eagerly XLA compiles every operation.
 
-    A method that looks at values cannot be, and runs as it is.
+    A method that looks at values cannot be compiled and runs eagerly.
     """
     jitted = compiled(method)
 
@@ -76,8 +76,8 @@ def tanh(x: Tensor) -> Tensor:
 def solve_upper(t: Tensor, b: Tensor) -> Tensor:
     """T⁻¹b for an upper triangular T of (m, m), by its inverse: for a T whose inverse has no large entries.
 
-    XLA's triangular solve is a call of LAPACK, whose threads wait for the cores that XLA's own are on: a millisecond for a matrix
-    that takes ten microseconds.
+    XLA's triangular solve calls LAPACK, whose threads wait for the cores that XLA's own threads occupy: a millisecond for a
+    matrix that takes ten microseconds.
     """
     if isinstance(t, keras.KerasTensor) or isinstance(b, keras.KerasTensor):
         return keras.ops.solve_triangular(t, b)
@@ -92,7 +92,7 @@ def _inverse_upper(t: jax.Array) -> jax.Array:
     """
     m = t.shape[0]
     size = 1 << (m - 1).bit_length()
-    # With ones on the diagonal below, and so zero in the inverse beside it.
+    # Padded with ones on the diagonal, so the padding is zero in the inverse next to T⁻¹.
     t = jnp.pad(t, (0, size - m)) + jnp.diag(jnp.arange(size) >= m).astype(t.dtype)
     inverse, width = (1 / jnp.diagonal(t))[:, None, None], 1
     while width < size:
@@ -113,7 +113,7 @@ def _inverse_upper_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> t
 
 
 def _exactly(a: Tensor, b: Tensor) -> Tensor:
-    """a b in full precision, which accelerators do not take by default."""
+    """a b in full precision, which is not the default on accelerators."""
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -141,7 +141,7 @@ def closed_form(
         return forward(*arguments, constants)
 
     def both_forward(constants: object, *arguments: Tensor) -> tuple[tuple[T, object], object]:
-        # Without `plain` the function itself, whose own rule a second derivative then uses.
+        # Without `plain`, the function itself; a second derivative then uses its own rule.
         outputs, saved = both(constants, *arguments) if plain is None else value(constants, *arguments)
         return (outputs, saved), (constants, arguments, saved)
 
@@ -180,7 +180,7 @@ def _still(x: Tensor) -> Tensor | np.ndarray:
 
 
 def shared(function: Callable[..., T], *arguments: object, rows: int = 0, **static: object) -> T:
-    """function(*arguments, **static), compiled once for its shapes and dtypes, and found again by every later call."""
+    """function(*arguments, **static), compiled once for its shapes and dtypes, and reused by every later call."""
     return _compiled(function, tuple(sorted(static.items())))(*arguments)
 
 
@@ -197,10 +197,10 @@ def picks_rows() -> bool:
 def only_rows(
     chosen: Tensor, function: Callable[..., tuple[N, object]], current: N, *rows: object, total: object = ()
 ) -> tuple[N, object]:
-    """`current`, a nest of (n, …), with the rows where `chosen` (n, 1) replaced by what a function gives for these rows alone.
+    """`current`, a nest of (n, …), with the rows where `chosen` (n, 1) replaced by what a function returns for these rows alone.
 
-    The arguments are those of the TensorFlow version. Shapes are static here: rows are taken by the sixteenth of a batch, until
-    none is left.
+    The arguments are those of the TensorFlow version. Shapes are static here: a sixteenth of the batch is processed at a time,
+    until no row is left.
     """
     many = chosen.shape[0]
     if many == 0:
@@ -235,10 +235,10 @@ def loop(
 
 
 def recomputed(function: Callable[..., T]) -> Callable[..., T]:
-    """A function of tensors that keeps nothing but its arguments for the backward pass, and is computed again there."""
+    """A function of tensors that keeps only its arguments for the backward pass and is recomputed there."""
     return keras.remat(function)
 
 
 def together(*tensors: Any) -> tuple[Any, ...]:
-    """The same tensors, each of which is there only when all are, so that what follows from one does not run ahead."""
+    """The same tensors, each available only when all are, so that nothing that depends on one runs ahead."""
     return jax.lax.optimization_barrier(tensors)

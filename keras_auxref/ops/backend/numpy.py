@@ -1,4 +1,4 @@
-"""The defaults, for what a backend does not do in its own way. Without a module of its own, as NumPy, it has no gradients."""
+"""The defaults for what a backend does not do in its own way. A backend without its own module, as NumPy, has no gradients."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -21,7 +21,7 @@ def wide_dtype() -> str:
 
 
 def as_tensor(value: object) -> Tensor:
-    """A tensor, and not a variable."""
+    """A tensor, never a variable."""
     return keras.ops.convert_to_tensor(value)
 
 
@@ -36,7 +36,7 @@ def is_concrete(tensor: object) -> bool:
 
 
 def inside_xla() -> bool:
-    """Whether TensorFlow traces for XLA, which lacks operations there."""
+    """Whether TensorFlow traces for XLA, which lacks some operations."""
     return False
 
 
@@ -46,7 +46,7 @@ def outside_graphs() -> AbstractContextManager[object]:
 
 
 def at_the_start(method: Callable[..., T]) -> Callable[..., T]:
-    """A method of a layer that runs a few times, on numbers: as it is."""
+    """A method of a layer that runs a few times, on numbers: unchanged."""
     return method
 
 
@@ -110,7 +110,7 @@ def picks_rows() -> bool:
 def only_rows(
     chosen: Tensor, function: Callable[..., tuple[N, object]], current: N, *rows: object, total: object = ()
 ) -> tuple[N, object]:
-    """`current`, a nest of (n, …), with the rows where `chosen` (n, 1) replaced by what a function gives for these rows alone.
+    """`current`, a nest of (n, …), with the rows where `chosen` (n, 1) replaced by what a function returns for these rows alone.
 
     The arguments are those of the TensorFlow version. All rows are computed.
     """
@@ -128,17 +128,17 @@ def prefers_loops(x: Tensor) -> bool:
 def loop(
     body: Callable[..., tuple[T, list[Tensor]]], carry: T, steps: list[Tensor], states: list[Tensor], reverse: bool = False
 ) -> tuple[T, list[Tensor]]:
-    """Never asked for: steps are written out."""
+    """Never called: steps are written out."""
     raise NotImplementedError(f"Keras' backend {keras.backend.backend()!r} has no loops.")
 
 
 def recomputed(function: Callable[..., T]) -> Callable[..., T]:
-    """A function of tensors that keeps nothing but its arguments for the backward pass, and is computed again there."""
+    """A function of tensors that keeps only its arguments for the backward pass and is recomputed there."""
     return function
 
 
 def together(*tensors: Any) -> tuple[Any, ...]:
-    """The same tensors, each of which is there only when all are: as always, where operations run in their order."""
+    """The same tensors, each available only when all are, as is always the case where operations run in order."""
     return tensors
 
 

@@ -22,7 +22,7 @@ N = TypeVar("N")
 
 
 def as_tensor(value: object) -> tf.Tensor:
-    """A tensor: Keras gives a variable back as it is, and custom gradients refuse variables."""
+    """A tensor: Keras returns a variable unchanged, and custom gradients refuse variables."""
     return tf.convert_to_tensor(keras.ops.convert_to_tensor(value))
 
 
@@ -34,7 +34,7 @@ def kind_of(tensor: object) -> str:
 
 
 def is_concrete(tensor: object) -> bool:
-    """Whether the values of a tensor can be read now: not of one of a function that is being traced, nor a variable there."""
+    """Whether the values of a tensor can be read now: not while a function is being traced, and not of a variable there."""
     return not tf.is_symbolic_tensor(tensor) if isinstance(tensor, tf.Tensor) else tf.executing_eagerly()
 
 
@@ -91,9 +91,9 @@ def closed_form(
 ) -> T:
     """forward(*arguments, constants), differentiated by `backward`, and a second time through `reference`.
 
-    A gradient that is computed from saved intermediates is a constant to an outer tape, so that differentiating it again would
+    A gradient that is computed from saved intermediates is a constant to an outer tape, so differentiating it again would
     be silently wrong. Second and higher derivatives come from automatic differentiation of `reference`, which is the same
-    gradient in differentiable operations. It runs only when such a derivative is asked for.
+    gradient in differentiable operations. It runs only when such a derivative is needed.
 
     Args:
         forward: (*arguments, constants) → (outputs, saved).
@@ -101,8 +101,8 @@ def closed_form(
             tensor; with several, a tuple.
         reference: (cotangents, *arguments, constants) → the same gradients, differentiable.
         arguments: Tensors, not variables.
-        constants: A nest of tensors that nothing is differentiated for.
-        plain: (*arguments) → outputs in differentiable operations, for forward mode, which knows no gradients of one's own;
+        constants: A nest of tensors that get no gradients.
+        plain: (*arguments) → outputs in differentiable operations, for forward mode, which does not support custom gradients;
             without it forward mode is refused.
     """
     if _forward_mode(arguments):
@@ -113,7 +113,7 @@ def closed_form(
             )
         return plain(*arguments)
 
-    # What is computed inside is a constant to tapes and forward accumulators of its own: they use the gradient below.
+    # What is computed inside is a constant to tapes and forward accumulators: they use the gradient below.
     @tf.custom_gradient
     def function(*arguments: tf.Tensor) -> Any:
         still = tuple(tf.stop_gradient(t) for t in arguments)
@@ -121,8 +121,8 @@ def closed_form(
 
         def gradient(*cotangents: tf.Tensor) -> Any:
             count = len(cotangents)
-            # In a graph this runs in that of the gradient. A tensor of the forward graph is brought there, because the graph of a
-            # second derivative sees no further than to the graph that it differentiates.
+            # In a graph this runs in the graph of the gradient. Tensors of the forward graph are brought there, because the
+            # graph of a second derivative sees only the graph that it differentiates.
             inputs = [tf.identity(argument) for argument in arguments]
             kept = tf.nest.map_structure(lambda t: tf.identity(t) if tf.is_tensor(t) else t, constants)
 
@@ -156,7 +156,7 @@ _ONCE = "A SavedModel keeps the first derivatives of these layers. Second deriva
 def _saving() -> bool:
     """Whether TensorFlow traces this gradient to put it in a SavedModel, which cannot hold the gradient of a gradient.
 
-    TensorFlow offers no public question for this; where the private one is missing, loading such a model logs a warning.
+    TensorFlow has no public function for this; if the private one is missing, loading such a model logs a warning.
     """
     try:
         from tensorflow.python.saved_model.save_context import in_save_context
@@ -166,7 +166,7 @@ def _saving() -> bool:
 
 
 def _forward_mode(arguments: tuple[tf.Tensor, ...]) -> bool:
-    """Whether a forward accumulator watches an argument. TensorFlow offers no public question for this."""
+    """Whether a forward accumulator watches an argument. TensorFlow has no public function for this."""
     try:
         from tensorflow.python.eager.forwardprop_util import pack_tangents
     except ImportError:
@@ -177,12 +177,12 @@ def _forward_mode(arguments: tuple[tf.Tensor, ...]) -> bool:
 def shared(function: Callable[..., T], *arguments: object, rows: int = 0, **static: object) -> T:
     """function(*arguments, **static), in a graph as the call of a function that is traced once for its shapes and dtypes.
 
-    The functions that factor W and use its factors hold a branch for every way in which that may turn out. A flow has dozens of
-    layers with the same sizes: traced and optimised once and called, they cost TensorFlow what one costs. Outside of graphs
+    The functions that factor W and use its factors have a branch for every route. A flow has dozens of layers with the same
+    sizes: if the function is traced and optimised once and then called, they cost TensorFlow as much as one. Outside graphs
     nothing is traced.
 
     Args:
-        function: A function of a module, of nests of tensors (and of integers, which stay what they are). It is a constant to
+        function: A module-level function of nests of tensors (and of integers, which stay integers). It is a constant to
             automatic differentiation: call it inside a closed form.
         *arguments: Its positional arguments.
         rows: How many of its first arguments are batches of rows, (n, …), as all its outputs then are: `tf.vectorized_map` makes
@@ -191,19 +191,19 @@ def shared(function: Callable[..., T], *arguments: object, rows: int = 0, **stat
     """
     if tf.executing_eagerly():
         return function(*arguments, **static)
-    # Where no tape looks, TensorFlow does not build the gradient of the function beside it.
+    # Without a tape, TensorFlow does not build the gradient of the function as well.
     arguments = tf.nest.map_structure(lambda t: tf.stop_gradient(t) if tf.is_tensor(t) else t, arguments)
     call = _traced(function, tuple(sorted(static.items())), inside_xla())
-    call.get_concrete_function(*arguments)  # traced with tapes at work, because the function may have some of its own
+    call.get_concrete_function(*arguments)  # traced with tapes active, because the function may have its own
     with _unrecorded():
         outputs = call(*arguments)
     let_vectorise(outputs, call, arguments, rows)
-    # What is saved for a gradient becomes an output of the function around, and so something to differentiate: not through here.
+    # What is saved for a gradient becomes an output of the enclosing function, and would be differentiated: stop that here.
     return tf.nest.map_structure(lambda t: tf.stop_gradient(t) if tf.is_tensor(t) else t, outputs)
 
 
 def _unrecorded() -> contextlib.AbstractContextManager[object]:
-    """A context in which tapes record nothing. TensorFlow offers it for a tape at hand, and not for all that there may be."""
+    """A context in which no tape records. TensorFlow offers this for a given tape, but not for all active ones."""
     try:
         from tensorflow.python.eager.record import stop_recording
     except ImportError:
@@ -214,7 +214,7 @@ def _unrecorded() -> contextlib.AbstractContextManager[object]:
 @functools.lru_cache(maxsize=256)
 def _traced(function: Callable[..., Any], static: tuple[tuple[str, Any], ...], xla: bool) -> Any:
     # `xla` is part of the key, because what is traced for XLA avoids operations that it lacks. Without inlining the
-    # function is also optimised once, and not at every call.
+    # function is also optimised only once, not for every call.
     return tf.function(
         functools.partial(function, **dict(static)), autograph=False, experimental_attributes=None if xla else {"_noinline": True}
     )
@@ -228,13 +228,13 @@ def picks_rows() -> bool:
 def only_rows(
     chosen: tf.Tensor, function: Callable[..., tuple[N, object]], current: N, *rows: object, total: object = ()
 ) -> tuple[N, object]:
-    """`current`, a nest of (n, …), with the rows where `chosen` (n, 1) replaced by what a function gives for these rows alone.
+    """`current`, a nest of (n, …), with the rows where `chosen` (n, 1) replaced by what a function returns for these rows alone.
 
     Args:
         chosen: Which rows.
-        function: (*rows there) → (their part of `current`, what to add to `total`). What it adds must vanish for rows of which
-            the first argument is zero: without a way to pick rows, all are computed.
-        current: What is there.
+        function: (*chosen rows) → (their part of `current`, what to add to `total`). What it adds must vanish for rows whose
+            first argument is zero: if rows cannot be picked, all are computed.
+        current: The values to replace.
         *rows: Nests of tensors of (n, …).
         total: A nest of tensors without rows.
 
@@ -247,8 +247,8 @@ def only_rows(
 
     def picked() -> tuple[N, object]:
         index = tf.where(chosen[:, 0])
-        # Along the second axis of t[None], and not along the first of t: the gradient of that is no tensor, which `tf.cond`
-        # refuses where the other branch has one.
+        # Along the second axis of t[None] instead of the first of t: the gradient of the latter is not a tensor, which
+        # `tf.cond` refuses if it is one in the other branch.
         new, extra = function(*tf.nest.map_structure(lambda t: tf.gather(t[None], index[:, 0], axis=1)[0], rows))
         return tf.nest.map_structure(lambda a, b: tf.tensor_scatter_nd_update(b, index, a), new, current), add(extra)
 
@@ -264,7 +264,7 @@ def prefers_loops(x: tf.Tensor) -> bool:
     """Whether equal steps on x run faster as a loop than written out: in a graph yes, eagerly no.
 
     Keras compiles with XLA where there is an accelerator, and on a CPU only for `compile(jit_compile=True)`. XLA on a CPU has its
-    fast convolution only outside loops: images would take 20 times as long inside one, so that their steps are written out
+    fast convolution only outside loops: images would take 20 times as long inside one, so their steps are written out
     there. `Repeat(unroll=…)` overrides the answer.
     """
     if tf.executing_eagerly():
@@ -280,7 +280,7 @@ def loop(
 
     Args:
         body: (carry, one slice of every step, one slice of every state) → (carry, the new slices of the states).
-        carry: A nest of tensors, whose shapes and dtypes stay.
+        carry: A nest of tensors whose shapes and dtypes do not change.
         steps: Tensors of (K, …).
         states: Tensors of (K, …).
         reverse: From the last slice to the first.
@@ -289,7 +289,7 @@ def loop(
         (carry, states).
     """
     count = (steps + states)[0].shape[0]
-    # Read through arrays: slices of a tensor inside a loop would make the gradient quadratic in K.
+    # Read from arrays: slicing a tensor inside a loop would make the cost of the gradient quadratic in K.
     given = [tf.TensorArray(t.dtype, count, element_shape=t.shape[1:]).unstack(t) for t in steps + states]
     new = [tf.TensorArray(t.dtype, count, element_shape=t.shape[1:]) for t in states]
 
@@ -305,9 +305,9 @@ def loop(
 
 
 def recomputed(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
-    """A function of tensors that keeps nothing but its arguments for the backward pass, and is computed again there.
+    """A function of tensors that keeps only its arguments for the backward pass and is recomputed there.
 
-    `tf.recompute_grad` fails where an argument is a whole number or has no gradient.
+    `tf.recompute_grad` fails if an argument is an integer or has no gradient.
     """
 
     @tf.custom_gradient
@@ -316,7 +316,7 @@ def recomputed(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tup
 
         def gradient(*cotangents: tf.Tensor) -> Any:
             floating = [t.dtype.is_floating for t in arguments]
-            # XLA would find that this has been computed before, were the arguments the same.
+            # If the arguments were the same, XLA would see that this has been computed before.
             known = next(c for c, output in zip(cotangents, outputs, strict=True) if output.dtype.is_floating)
             first = tf.reshape(known, (-1,))[:1]
             nothing = tf.reduce_sum(tf.where(tf.equal(first, first), tf.zeros_like(first), first))
@@ -339,7 +339,7 @@ def recomputed(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tup
 
 
 def together(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    """The same tensors, each of which is there only when all are, so that what follows from one does not run ahead."""
+    """The same tensors, each available only when all are, so that nothing that depends on one runs ahead."""
     return tuple(tf.tuple(tensors))
 
 

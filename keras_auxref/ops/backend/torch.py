@@ -19,7 +19,7 @@ def tanh(x: Tensor) -> Tensor:
 
 
 def kind_of(tensor: object) -> str:
-    """Whether a tensor is "dense", or "sparse" as every layout but the strided one."""
+    """Whether a tensor is "dense" or "sparse", which is every layout but the strided one."""
     return "sparse" if isinstance(tensor, torch.Tensor) and tensor.layout != torch.strided else "dense"
 
 
@@ -36,7 +36,7 @@ def closed_form(
     constants: object = (),
     plain: Callable[..., T] | None = None,
 ) -> T:
-    """forward(*arguments, constants), differentiated by `backward`. A second derivative is refused by PyTorch, with an error.
+    """forward(*arguments, constants), differentiated by `backward`. PyTorch refuses a second derivative with an error.
 
     The arguments are those of the TensorFlow version.
     """
@@ -65,7 +65,7 @@ def picks_rows() -> bool:
 def only_rows(
     chosen: torch.Tensor, function: Callable[..., tuple[N, object]], current: N, *rows: object, total: object = ()
 ) -> tuple[N, object]:
-    """`current`, a nest of (n, …), with the rows where `chosen` (n, 1) replaced by what a function gives for these rows alone.
+    """`current`, a nest of (n, …), with the rows where `chosen` (n, 1) replaced by what a function returns for these rows alone.
 
     The arguments are those of the TensorFlow version.
     """
@@ -83,5 +83,5 @@ def only_rows(
 
 
 def recomputed(function: Callable[..., T]) -> Callable[..., T]:
-    """A function of tensors that keeps nothing but its arguments for the backward pass, and is computed again there."""
+    """A function of tensors that keeps only its arguments for the backward pass and is recomputed there."""
     return keras.remat(function)
