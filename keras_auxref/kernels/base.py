@@ -19,8 +19,8 @@ class Kernel:
     """How trainable weights become W, and what that guarantees.
 
     A kernel holds settings, never weights: one instance can serve many layers. A new one is a subclass, registered with
-    `keras.saving.register_keras_serializable`, that overrides `default_initializer`, `initial_weights`, `__call__` and,
-    where it has arguments, `get_config`; `weight_names` where they are known in advance.
+    `keras.saving.register_keras_serializable`, that overrides `default_initializer`, `initial_weights`, `__call__`,
+    `get_config` if it has arguments, and `weight_names` if they are known in advance.
 
     Example:
     >>> from keras_auxref import AuxReflection
@@ -34,7 +34,7 @@ class Kernel:
 
     @property
     def weight_names(self) -> tuple[str, ...]:
-        """The names of the weights. A kernel that states them as an attribute spares the making of initial weights."""
+        """The names of the weights. If a kernel has them as an attribute, no initial weights need to be made for this."""
         with outside_graphs():
             return tuple(self.initial_weights(2, self.default_initializer(), "float32"))
 
@@ -56,7 +56,7 @@ class Kernel:
         raise NotImplementedError
 
     def certificate(self, w: Tensor) -> Certificate:
-        """Proves or declines to prove that f(x) = H(Wx) x is invertible, for this very W."""
+        """Proves that f(x) = H(Wx) x is invertible for this W, or reports that there is no proof."""
         return certify(w)
 
     def get_config(self) -> Config:
@@ -89,7 +89,7 @@ def shift_by_rounding(d: int, dtype: str, norm: float, inverse: float) -> float:
 
     A kernel with a Lipschitz constant computes W in `wide` precision. Rounding to a dtype of unit u makes it W + E with
     ‖E‖₂ ≤ u ‖W‖_F ≤ u √d ‖W‖₂, which moves W⁻¹, and with it S, by at most ‖W⁻¹‖² ‖E‖/(1 − ‖W⁻¹‖ ‖E‖). The certificate adds its
-    own error, 8dε ‖W⁻¹‖_F² ‖W‖_F and as much again for its residual (`ops.proof.spectrum`). Where there is no float64, the
+    own error, 8dε ‖W⁻¹‖_F² ‖W‖_F and as much again for its residual (`ops.proof.spectrum`). Without float64, the
     inverse and the norms have errors of d u each.
 
     Args:
@@ -106,7 +106,7 @@ def shift_by_rounding(d: int, dtype: str, norm: float, inverse: float) -> float:
 
 
 def wide(weight: Tensor) -> Tensor:
-    """A weight in the most precise dtype there is."""
+    """A weight in the most precise dtype available."""
     return keras.ops.cast(weight, backend.wide_dtype())
 
 

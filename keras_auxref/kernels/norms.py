@@ -7,14 +7,14 @@ from keras_auxref.ops.rows import epsilon, largest
 from keras_auxref.typing import Tensor
 
 EXACT_UP_TO = 128
-"""The largest d for which the eigendecomposition is taken: beyond, seven matrix products cost less."""
+"""The largest d for which the eigendecomposition is used: beyond that, six squarings cost less."""
 
 _SQUARINGS = 6
 _POWER = 2**_SQUARINGS + 1
 
 
 def slack(d: int) -> float:
-    """By what factor `top_eigenvalue` may lie above λmax, at most, rounding aside."""
+    """The largest factor by which `top_eigenvalue` may exceed λmax, apart from rounding."""
     return 1.0 if d <= EXACT_UP_TO else d ** (1 / _POWER)
 
 
@@ -23,11 +23,11 @@ def top_eigenvalue(gram: Tensor) -> Tensor:
 
     Power iteration approaches λmax from below, so dividing by it would break the guarantee. Up to d = 128 this is
     the exact value, v₁ᵀGv₁ with v₁ held constant, whose gradient v₁v₁ᵀ is right without differentiating an eigendecomposition.
-    Beyond, it is the power iteration of the whole matrix by repeated squaring,
+    Beyond that, it is the power iteration of the whole matrix by repeated squaring,
 
         λmax(G) ≤ t = (tr Gᵖ)^(1/p) ≤ d^(1/p) λmax(G),      p = 2⁶ + 1,      ∂t/∂G = (G/t)^(p − 1),
 
-    smooth everywhere, above λmax always, by at most 11 % at d = 784, from six matrix products that give the gradient too.
+    which is smooth and always above λmax, by at most 11 % at d = 784. It takes six matrix products, which also give the gradient.
     """
     size = ops.stop_gradient(largest(gram, axis=None))
     size = ops.where(size > 0, size, 1)
@@ -48,9 +48,9 @@ def spectral_norm(a: Tensor) -> Tensor:
 
 
 def shrink_to(a: Tensor, bound: float) -> Tensor:
-    """A · min(1, bound/‖A‖₂): the identity, with the identity as gradient, while ‖A‖₂ ≤ bound.
+    """A · min(1, bound/‖A‖₂): while ‖A‖₂ ≤ bound, this is the identity, and so is its gradient.
 
-    ‖A‖₂ ≤ ‖A‖_F and ‖A‖₂² ≤ ‖A‖₁‖A‖_∞ come first: where they prove it, no norm is computed.
+    For large d, ‖A‖₂ ≤ ‖A‖_F and ‖A‖₂² ≤ ‖A‖₁‖A‖_∞ are tried first: if they prove ‖A‖₂ ≤ bound, ‖A‖₂ is not computed.
     """
     if not bound > 0:
         return 0 * a
@@ -60,7 +60,7 @@ def shrink_to(a: Tensor, bound: float) -> Tensor:
 
 
 def _cheap_bound(a: Tensor) -> Tensor:
-    """min(‖A‖_F, √(‖A‖₁‖A‖_∞)) ≥ ‖A‖₂, with room for rounding. NaN for NaN, so that no comparison holds."""
+    """min(‖A‖_F, √(‖A‖₁‖A‖_∞)) ≥ ‖A‖₂, with room for rounding. NaN for NaN, so that every comparison is false."""
     sizes = ops.abs(ops.stop_gradient(a))
     size = ops.max(sizes)
     sizes = sizes / ops.where(size > 0, size, 1)
@@ -70,7 +70,7 @@ def _cheap_bound(a: Tensor) -> Tensor:
 
 
 def _linear(value: Tensor, gradient: Tensor, at: Tensor) -> Tensor:
-    """A value and its gradient as a function of `at`: the gradient is a constant, and nothing behind it is differentiated."""
+    """A value and its gradient as a function of `at`: the gradient is a constant and is not differentiated itself."""
     value, gradient = ops.stop_gradient(value), ops.stop_gradient(gradient)
     return value + ops.sum(gradient * (at - ops.stop_gradient(at)))
 
@@ -78,12 +78,12 @@ def _linear(value: Tensor, gradient: Tensor, at: Tensor) -> Tensor:
 def _top(gram: Tensor) -> tuple[Tensor, Tensor]:
     """The bound of `top_eigenvalue` and its gradient, both with room for rounding, for a matrix with entries of size 1."""
     d = gram.shape[0]
-    # The Rayleigh quotient of an eigenvector good to six digits, as XLA gives it, is good to twelve.
+    # If an eigenvector is accurate to six digits, as from XLA, its Rayleigh quotient is accurate to twelve.
     rounding = 1 + max(4 * d**0.5 * epsilon(keras.backend.standardize_dtype(gram.dtype)), 1e-11)
     if d > EXACT_UP_TO:
         value, gradient = _trace_of_power(gram)
         return rounding * value, rounding * gradient
-    # `eigh` raises on NaN in the middle of training: let it see zeros, and the product below bring the NaN back.
+    # `eigh` raises on NaN in the middle of training: give it zeros; the product below brings the NaN back.
     _, vectors = ops.eigh(ops.where(ops.isfinite(gram), gram, 0))
     top = vectors[:, -1]
     return rounding * ops.sum((gram @ top[:, None])[:, 0] * top), rounding * ops.outer(top, top)
@@ -98,7 +98,7 @@ def _trace_of_power(gram: Tensor) -> tuple[Tensor, Tensor]:
         logarithm = logarithm + ops.log(norm) / 2**step
         power = power / norm
         power = power @ power
-    # tr Gᵖ = ⟨G^(p − 1), G⟩: no product more.
+    # tr Gᵖ = ⟨G^(p − 1), G⟩: no further product.
     trace = ops.maximum(ops.sum(power * gram), tiny**2)
     log_value = (ops.log(trace) + (_POWER - 1) * logarithm) / _POWER
     return ops.exp(log_value), power * ops.exp((_POWER - 1) * (logarithm - log_value))

@@ -21,19 +21,19 @@ class RelaxedCayley(Kernel):
 
     Then κ(S) ≤ (1 + β)/(1 − β) < 2 and f is a bijection for every K. B̃ = B · min(1, β/‖B‖₂) for the symmetric part B of one
     weight matrix, K the skew part of another with ‖K‖₂ ≤ `max_skew`. With B = 0, W = I − U and f(x) = U x for the orthogonal
-    U = I − (½I + K)⁻¹, the Cayley transform of K: the family contains every orthogonal map without eigenvalue 1, and `margin=1`
-    is exactly those.
+    U = I − (½I + K)⁻¹, the Cayley transform of K: the family contains every orthogonal map without eigenvalue 1, and with
+    `margin=1` exactly these.
 
     `kernel_initializer` means the orthogonal start Q, by default random. An orthogonal matrix without eigenvalue 1 has
-    determinant (−1)ᵈ: if Q has the other one, the sign of its first column is flipped. Eigenvalues of Q within
+    determinant (−1)ᵈ: if det Q differs, the sign of the first column of Q is flipped. Eigenvalues of Q within
     1/`max_skew` radians of 1 are moved to that distance.
 
     Args:
         margin: Number in (0, 1]: the distance kept from the bound, which has to cover rounding. By default 0.05.
-        max_skew: Bound on ‖K‖₂. The default, 50, keeps the certificate in float32; float64 allows more. With `lipschitz` the
+        max_skew: Bound on ‖K‖₂. With the default, 50, the certificate holds in float32; float64 allows more. With `lipschitz` the
             default is 20: rounding of W moves S by about ε √d ‖K‖₂².
-        lipschitz: Number L in (1, 3), instead of `margin`: f moves no two points apart by more than the factor L, which takes
-            β = (L − 1)/(L + 3) less room for rounding. The certificate then has `lipschitz` ≤ L for all weights. An L
+        lipschitz: Number L in (1, 3), instead of `margin`: f increases no distance by more than the factor L. This sets
+            β = (L − 1)/(L + 3), minus room for rounding. The certificate then has `lipschitz` ≤ L for all weights. An L
             near 1 needs float64 or a smaller `max_skew`. W is computed in float64 and rounded.
 
     Example:
@@ -72,7 +72,7 @@ class RelaxedCayley(Kernel):
         q = orthogonal_matrix(initializer if start is None else start, d, dtype)
         if np.linalg.slogdet(q)[0] != (-1) ** d:
             q[:, 0] = -q[:, 0]
-        k = _skew_of(q, 0.99 * self.max_skew / slack(d) ** 0.5)  # where the bound on ‖K‖₂ does not move the rest
+        k = _skew_of(q, 0.99 * self.max_skew / slack(d) ** 0.5)  # so that the bound on ‖K‖₂ does not change the rest
         return {
             "symmetric": ops.zeros((d, d), dtype=dtype),
             "skew": ops.convert_to_tensor(k, dtype=dtype),
@@ -114,7 +114,7 @@ def _skew_of(q: np.ndarray, bound: float) -> np.ndarray:
     and nothing else. The eigenspace of 1, which has even dimension by the determinant of Q, is paired up into such planes.
     """
     # Q is normal: a generic combination of its Hermitian parts has the same eigenvectors, and `eigh` keeps them orthonormal
-    # also where eigenvalues coincide.
+    # even where eigenvalues coincide.
     _, vectors = np.linalg.eigh((q + q.T) / 2 + 0.618033988749895 * (q - q.T) / 2j)
     angles = np.angle(np.einsum("ji,jk,ki->i", vectors.conj(), q, vectors))
     fixed = np.abs(angles) < 1e-6

@@ -26,8 +26,8 @@ class Spectral(Kernel):
 
     Args:
         bound: Number in (0, 1), by default 0.5.
-        lipschitz: Number L in (1, 3), instead of `bound`: f moves no two points apart by more than the factor L, which takes
-            bound = (L − 1)/2 less room for rounding. The certificate then has `lipschitz` ≤ L for all weights. W is
+        lipschitz: Number L in (1, 3), instead of `bound`: f increases no distance by more than the factor L. This sets
+            bound = (L − 1)/2, minus room for rounding. The certificate then has `lipschitz` ≤ L for all weights. W is
             computed in float64 and rounded.
 
     Example:
@@ -81,7 +81,7 @@ class Spectral(Kernel):
         dtype, bound = dtype_of(v), self._bound_in(v.shape[0], dtype_of(v))
         if self.lipschitz is not None:
             v = wide(v)
-        # VVᵀ/σmax(VVᵀ) ignores the length of V: scale V to 1 before squaring it.
+        # VVᵀ/σmax(VVᵀ) does not depend on the scale of V: scale V to 1 before squaring it.
         size = ops.stop_gradient(ops.max(ops.abs(v)))
         v = v / ops.where(size > 0, size, 1)
         gram = v @ ops.transpose(v)

@@ -27,7 +27,7 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
         f(x) = H(Wx) x = x − c u,      u = W x,      c = 2 uᵀx / ‖u‖²
 
     One reflection, chosen by the input, represents every orthogonal map (W = I − U) and costs about as much as a Dense layer. The
-    output has the norm of the input; the map is nonlinear, and its Jacobian is in general not orthogonal.
+    output has the same norm as the input; the map is nonlinear, and its Jacobian is in general not orthogonal.
 
     Args:
         kernel: How weights become W: `"free"` (no guarantee), `"spectral"` (the paper's symmetric W, provably invertible),
@@ -36,14 +36,14 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
             `kernel`, `inverse`, `log_det_jacobian`, `certificate` and `bijector` are not available.
         kernel_initializer: An orthogonal start Q, for `"free"` and `"relaxed_cayley"`: an `initializers.OrthogonalMatrix`,
             `initializers.ReflectionOf(Q)`, `"cayley"`, `"henaff"`, `"fixed_point_free"`, Keras' `"orthogonal"` or an array; the
-            layer starts as x ↦ Q x. Any other initializer makes W for `"free"`, V for `"spectral"`. The default is the kernel's
-            own.
+            layer starts as x ↦ Q x. Any other initializer makes W for `"free"` and V for `"spectral"`. Each kernel has its own
+                default.
         kernel_regularizer: Keras regularizer for the trainable weights of the kernel.
         kernel_constraint: Keras constraint for the trainable weights of the kernel. None is needed for a guarantee.
-        track_branch: Keep a moving average of c(x) over the training data in the non-trainable weight `branch`. A W without
-            certificate may have several preimages, and `inverse` then looks for the one whose c is nearest to that average: the
+        track_branch: Keep a moving average of c(x) over the training data in the non-trainable weight `branch`. Without a
+            certificate there may be several preimages; `inverse` then looks for the one whose c is nearest to that average: the
             branch on which the data lie. Before training the average is 2 tr W/‖W‖²_F, exact for W = I − U.
-        strict: What to do when the inverse, a log-determinant or a bijector is used and no certificate proves that f is
+        strict: What to do when the inverse, a log-determinant or a bijector is used although no certificate proves that f is
             one-to-one, which is the usual case for a free W. None warns once, True raises a `ValueError`, False is silent. In a
             graph this happens when the graph is traced.
         **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`, …
@@ -157,7 +157,7 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
 
     @property
     def _follows(self) -> bool:
-        """Whether training moves the branch. Frozen is frozen, as in BatchNormalization."""
+        """Whether training updates the branch. Not if the layer is frozen, as in BatchNormalization."""
         return self.branch is not None and self.trainable
 
     def _follow_branch(self, c: Tensor) -> None:
@@ -187,7 +187,7 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
         return w if self.parametrization.promises else keras.ops.cast(keras.ops.cast(w, self.compute_dtype), "float32")
 
     def _factoring(self) -> dict[str, Any]:
-        """The arguments by which `ops.inverse` and `ops.log_det_jacobian` find the factors of W, or get them."""
+        """The arguments with which `ops.inverse` and `ops.log_det_jacobian` factor W, or receive its factors."""
         symmetric = True if self.parametrization.symmetric else None
         if not self.is_frozen:
             return {"symmetric": symmetric}
@@ -220,7 +220,7 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
         return self._with_kernel(coefficient, x, "coefficient")
 
     def certificate(self) -> Certificate:
-        """What is proven about the invertibility of this layer, as it is now."""
+        """What is proven about the invertibility of this layer with its current weights."""
         self._require_kernel("certificate")
         return self.parametrization.certificate(self.kernel)
 
@@ -241,7 +241,7 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
         return self.network is not None or not self.parametrization.promises
 
     def require_certificate(self, name: str) -> None:
-        """Warns, or with `strict` refuses, where nothing proves that f is one-to-one."""
+        """Warns, or raises with `strict`, if f is not proven to be one-to-one."""
         self._require_kernel(name)
         if self.parametrization.promises or self.strict is False or self._has_warned:
             return

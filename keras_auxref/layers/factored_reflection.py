@@ -27,7 +27,7 @@ from keras_auxref.typing import Config, Initializer, LayerArguments, Regularizer
 SIDES = ("both", "left", "right")
 SMALLEST_MARGIN = 1e-5
 _FORM_MATRICES_UP_TO = 128
-_LEAST_ABOVE_ONE = {"float32": 2e-3, "float64": 1e-9}  # beyond what was seen of ‖UᵀU − I‖, reflections by almost equal vectors
+_LEAST_ABOVE_ONE = {"float32": 2e-3, "float64": 1e-9}  # above every ‖UᵀU − I‖ that was seen, also for almost equal vectors
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -36,26 +36,26 @@ class FactoredReflection(Freezable, Invertible, keras.layers.Layer):
 
         g(a) = (cλ − 1) ∘ a,      c = 2 Σ λᵢaᵢ² / Σ λᵢ²aᵢ²,      λᵢ = 2^(½ (1 − margin) tanh(α ρᵢ))
 
-    This is the auxiliary reflection of the symmetric W = V diag(λ) Vᵀ, held in its eigenbasis, followed by the orthogonal map
-    −UVᵀ. By construction κ = max λ / min λ ≤ 2^(1 − margin) < 2, so it is a bijection. It contains every orthogonal map
-    (λ = 1), preserves norms, and nothing is ever factored: the log-determinant is a few sums, the inverse a fixed number of
-    Newton steps on a scalar. Runs on every Keras backend, and compiles under XLA.
+    This is the auxiliary reflection of the symmetric W = V diag(λ) Vᵀ, stored as its eigendecomposition, followed by the
+    orthogonal map −UVᵀ. By construction κ = max λ / min λ ≤ 2^(1 − margin) < 2, so it is a bijection. It contains every
+    orthogonal map (λ = 1), preserves norms, and nothing is ever factored: the log-determinant is a few sums, the inverse a fixed
+    number of Newton steps on a scalar. Runs on every Keras backend, and compiles under XLA.
 
     Args:
         map: How weights become U and V: `"householder"`, `"cayley"` or `"exp"`, see `OrthogonalDense`.
-        sides: `"both"`; or `"left"` for y = U g(x), or `"right"` for y = g(Vᵀx), with the other one the identity: half the
-            cost, and still every orthogonal map.
-        margin: Number in (0, 1), by default 0.1: the distance kept from κ = 2. The larger, the fewer steps the inverse takes (4
-            in float32 from 0.09 on, 3 from 0.28 on), and the smaller the family.
+        sides: `"both"`; `"left"` for y = U g(x); or `"right"` for y = g(Vᵀx). With one side the cost is halved, and every
+            orthogonal map is still included.
+        margin: Number in (0, 1), by default 0.1: the distance kept from κ = 2. A larger margin means fewer steps of the inverse
+            (4 in float32 from 0.09 on, 3 from 0.28 on) and a smaller family.
         kernel_initializer: The orthogonal map Q that the layer starts as, with λ = 1: an orthogonal array, an initializer of
-            orthogonal matrices (`"cayley"`, `"orthogonal"`, …), or `initializers.ReflectionOf` either. By default random.
-            The maps `"cayley"` and `"exp"` reach rotations only, det Q = 1.
+            orthogonal matrices (`"cayley"`, `"orthogonal"`, …), or `initializers.ReflectionOf` one of these. By default
+                random. The maps `"cayley"` and `"exp"` reach only rotations, det Q = 1.
         kernel_regularizer: Keras regularizer for the weights of U and V.
         eigenvalue_rate: The number α > 0: how fast λ trains relative to the other weights. One step of Adam at a rate r moves α ρ
             by about α·r; with α = 1, λ would need hundreds of steps to leave 1. Files of version 0.2 load with α = 1.
-        lipschitz: Number L in (1, 3), instead of `margin`: the layer moves no two points apart by more than the factor L, which
-            takes κ ≤ (L + 1)/2 less what U and V deviate from orthogonal matrices by rounding, which costs a product of
-            matrices for each of them. The certificate then has `lipschitz` ≤ L for all weights.
+        lipschitz: Number L in (1, 3), instead of `margin`: the layer increases no distance by more than the factor L. This
+            sets κ ≤ (L + 1)/2, minus room for the rounding errors of U and V; measuring these costs one matrix product each. The
+            certificate then has `lipschitz` ≤ L for all weights.
         **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`, …
 
     Call arguments:
@@ -92,7 +92,7 @@ class FactoredReflection(Freezable, Invertible, keras.layers.Layer):
         self.eigenvalue_rate = float(eigenvalue_rate)
         if sides not in SIDES:
             raise ValueError(f"Unknown sides. Expected one of {list(SIDES)}. Received: {sides!r}")
-        OrthogonalDense(map)  # refuses what it does not know
+        OrthogonalDense(map)  # raises an error for unknown maps
         self.map, self.sides, self.lipschitz = map, sides, lipschitz
         self.margin = (
             checked_margin(0.1 if margin is None else margin) if lipschitz is None else self._margin_for(lipschitz, margin)
@@ -104,7 +104,7 @@ class FactoredReflection(Freezable, Invertible, keras.layers.Layer):
         self.right_map: Any = None
 
     def _margin_for(self, lipschitz: float, margin: float | None) -> float:
-        """The margin without room for rounding, which `eigenvalues` leaves."""
+        """The margin without room for rounding, which `eigenvalues` adds."""
         require_alone("margin", margin, lipschitz)
         condition = condition_for(lipschitz)
         least = 1 + _LEAST_ABOVE_ONE[self._working_dtype]
@@ -122,7 +122,7 @@ class FactoredReflection(Freezable, Invertible, keras.layers.Layer):
 
     @property
     def _working_dtype(self) -> str:
-        """The precision of weights and of the work: what is proven holds in float32 at least."""
+        """The precision of the weights and of the computation: the proof needs float32 at least."""
         return "float64" if self.variable_dtype == "float64" else "float32"
 
     def build(self, input_shape: Shape) -> None:
@@ -139,7 +139,7 @@ class FactoredReflection(Freezable, Invertible, keras.layers.Layer):
     def _start(self, d: int) -> np.ndarray:
         start = self.kernel_initializer
         source = keras.initializers.Orthogonal() if start is None else initializers.orthogonal_start(start)
-        source = start if source is None else source  # which is refused if its matrix is not orthogonal
+        source = start if source is None else source  # an error follows if its matrix is not orthogonal
         q = initializers.orthogonal_matrix(source, d, self._working_dtype)
         if start is None and self.map != "householder" and determinant(q) < 0:
             q[:, 0] = -q[:, 0]
@@ -173,7 +173,7 @@ class FactoredReflection(Freezable, Invertible, keras.layers.Layer):
         return self.forward_and_log_det(x)[1]
 
     def inverse(self, y: Tensor) -> Tensor:
-        """x = V g⁻¹(Uᵀy), to rounding: see `ops.factored_inverse`."""
+        """x = V g⁻¹(Uᵀy), up to rounding: see `ops.factored_inverse`."""
         y = self._tensor(y, "inverse")
         return self._between(lambda b, scales: (diagonal_inverse(b, scales, self.condition),), y, inverse=True)[0]
 
@@ -193,7 +193,7 @@ class FactoredReflection(Freezable, Invertible, keras.layers.Layer):
         return map_rows(compute, x, self._working_dtype)
 
     def _applies_reflections(self, shape: Shape) -> bool:
-        """Whether to apply reflections to rows, block by block, and not to form the matrices: with few rows of large d."""
+        """Whether to apply reflections to rows, block by block, instead of forming the matrices: for few rows and large d."""
         if self.map != "householder" or self.is_frozen:
             return False
         d, rows = shape[-1] or 0, math.prod(n or 0 for n in shape[:-1])  # 0 where it is not known
@@ -223,14 +223,14 @@ class FactoredReflection(Freezable, Invertible, keras.layers.Layer):
         reach = 0.5 * (1 - self.margin) * math.log(2) if self.lipschitz is None else self._reach_within(self.lipschitz)
         rho = keras.ops.convert_to_tensor(self.exponents)
         scales = keras.ops.exp(reach * backend.tanh(self.eigenvalue_rate * rho))
-        return keras.ops.where(keras.ops.isfinite(rho), scales, float("nan"))  # an infinite weight is an accident of training
+        return keras.ops.where(keras.ops.isfinite(rho), scales, float("nan"))  # an infinite weight means that training failed
 
     def _reach_within(self, lipschitz: float) -> Tensor:
-        """½ log κ for the largest κ that keeps the promise L, with U and V as rounding has left them:
+        """½ log κ for the largest κ that guarantees L, with U and V including their rounding errors:
 
             √(1 + δ_U) (2κ − 1) √(1 + δ_V) ≤ L,      δ_U = ‖UᵀU − I‖_F
 
-        less a few ε for the rounding of λ, and of δ where there is no float64.
+        minus a few ε for the rounding of λ, and of δ where there is no float64.
         """
         d, wide, stretch = self.exponents.shape[0], backend.wide_dtype(), 1.0
         for layer in (self.left_map, self.right_map):
@@ -244,7 +244,7 @@ class FactoredReflection(Freezable, Invertible, keras.layers.Layer):
 
     @property
     def kernel(self) -> Tensor:
-        """W = V diag(λ) Vᵀ of shape (d, d), the matrix of the auxiliary reflection H(Wx) x = −VUᵀy that this layer is made of."""
+        """W = V diag(λ) Vᵀ of shape (d, d), the matrix of the auxiliary reflection H(Wx) x = −VUᵀy in this layer."""
         v = self.right
         return (v * self.eigenvalues) @ keras.ops.transpose(v)
 
@@ -287,11 +287,11 @@ class FactoredReflection(Freezable, Invertible, keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        return cls(**{"eigenvalue_rate": 1.0, **config})  # what version 0.2 had, and did not write
+        return cls(**{"eigenvalue_rate": 1.0, **config})  # the value in version 0.2, which did not save it
 
 
 def checked_margin(margin: float) -> float:
-    """The distance kept from κ = 2, with a κ for which the inverse is computed."""
+    """The distance kept from κ = 2, checked to allow an inverse."""
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not SMALLEST_MARGIN <= margin < 1:
         raise ValueError(f"`margin` must lie in (0, 1). Expected {SMALLEST_MARGIN} <= margin < 1. Received: {margin!r}")
     return float(margin)
@@ -315,7 +315,7 @@ def _split(q: np.ndarray, map: str, sides: str) -> tuple[np.ndarray | None, np.n
         # Reflections train best away from the identity.
         v = fixed_start(len(q), map)
         return q @ v, v
-    # Halfway each, where both maps are closest to the identity: Q = exp(K), U = exp(K/2) = Vᵀ.
+    # Each takes half of Q, so that both are as close to the identity as possible: Q = exp(K), U = exp(K/2) = Vᵀ.
     u = _float64(matrix_exp(0.5 * matrix_exp_inverse(q)))
     return u, u.T
 

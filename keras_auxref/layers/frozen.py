@@ -1,4 +1,4 @@
-"""What depends on weights alone, computed once and not at every use, in a model whose training is over."""
+"""What depends on weights alone, computed once instead of at every use, in a model that is no longer trained."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass
 class _State:
-    """The layers that are frozen, what is made of a tensor to keep it, and what has been computed so far."""
+    """The frozen layers, how to store a tensor, and what has been computed so far."""
 
     layers: frozenset[int] = frozenset()
     keep: Callable[[Tensor], Tensor] = lambda tensor: tensor
@@ -31,7 +31,7 @@ _STATE: ContextVar[_State] = ContextVar("keras_auxref_frozen", default=_State())
 class Freezable:
     """A layer that computes something from its weights: W, a factorisation of it, an orthogonal matrix.
 
-    The constants live outside the layer, which must neither save nor track them.
+    The constants are stored outside the layer, which must neither save nor track them.
     """
 
     @property
@@ -46,7 +46,7 @@ class Freezable:
             return compute()
         place = (*key, state.copy)
         if place not in state.constants:
-            with outside_graphs(), state.scope():  # by values and not in the function that is being traced
+            with outside_graphs(), state.scope():  # from values, outside the function that is being traced
                 state.constants[place] = _map_tensors(state.keep, compute())
         # A variable is read where it is used.
         return _map_tensors(keras.ops.convert_to_tensor, state.constants[place])
@@ -58,14 +58,14 @@ def _map_tensors(function: Callable[[Tensor], Tensor], nest: T) -> T:
 
 @contextmanager
 def frozen(model: keras.layers.Layer, keep: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Iterator[None]:
-    """While this lasts, every part of a model uses constants instead of functions of its weights.
+    """A context in which every part of a model uses constants instead of functions of its weights.
 
-    A function that is traced meanwhile does not factor W or multiply reflections at every call. It does not follow later changes
-    of the weights either, and has no gradient for them.
+    A function traced inside it does not factor W or multiply reflections at every call. Nor does it follow later changes
+    of the weights, and it has no gradient for them.
 
     Args:
-        model: A model or layer that is built.
-        keep: What to keep of a tensor, for instance a variable with its value.
+        model: A built model or layer.
+        keep: How to store a tensor, for instance as a variable with its value.
     """
     layers = frozenset(id(layer) for layer in model._flatten_layers() if isinstance(layer, Freezable))
     with _while(_State(layers, keep)):
@@ -74,10 +74,10 @@ def frozen(model: keras.layers.Layer, keep: Callable[[Tensor], Tensor] = lambda 
 
 @contextmanager
 def frozen_copy(model: keras.layers.Layer, number: int, scope: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
-    """While this lasts inside `frozen`, the parts of a model are frozen too, with constants of their own for every number.
+    """A context inside `frozen` in which the parts of a model are frozen too, with separate constants for every number.
 
     Args:
-        model: A model or layer that takes turns with several sets of weights.
+        model: A model or layer that is used with several sets of weights in turn.
         number: Which of them.
         scope: The scope in which the model has the values of this set.
     """

@@ -15,7 +15,7 @@ class ModReLU(keras.layers.Layer):
     """The real modReLU with a trained bias per feature: y = sign(x) · relu(|x| + b).
 
     With b = 0 it is the identity, unlike ReLU, so a norm-preserving map before it stays norm-preserving; with b < 0, entries
-    smaller than −b in size become zero. Zero stays zero for every b.
+    of magnitude below −b become zero. Zero stays zero for every b.
 
     Args:
         bias_initializer: Keras initializer for b; by default U(−0.01, 0.01), as in expRNN.
