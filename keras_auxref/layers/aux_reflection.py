@@ -37,7 +37,7 @@ class AuxReflection(Freezable, Invertible, keras.layers.Layer):
         kernel_initializer: An orthogonal start Q, for `"free"` and `"relaxed_cayley"`: an `initializers.OrthogonalMatrix`,
             `initializers.ReflectionOf(Q)`, `"cayley"`, `"henaff"`, `"fixed_point_free"`, Keras' `"orthogonal"` or an array; the
             layer starts as x ↦ Q x. Any other initializer makes W for `"free"` and V for `"spectral"`. Each kernel has its own
-                default.
+            default.
         kernel_regularizer: Keras regularizer for the trainable weights of the kernel.
         kernel_constraint: Keras constraint for the trainable weights of the kernel. None is needed for a guarantee.
         track_branch: Keep a moving average of c(x) over the training data in the non-trainable weight `branch`. Without a

@@ -25,7 +25,7 @@ def last_axis(layer: keras.layers.Layer, input_shape: Shape) -> int:
 
 
 def has_value(weight: Tensor) -> bool:
-    """Whether a weight can be read now. In a loop over stacked weights it is a slice of them, and a node of the graph."""
+    """Whether a weight can be read now. In a loop over stacked weights it is a slice of them and a node of the graph."""
     return hasattr(weight, "numpy") or is_concrete(weight)
 
 
@@ -38,7 +38,7 @@ def require_floating(layer: keras.layers.Layer, dtype: DType) -> None:
 
 
 def as_input(layer: keras.layers.Layer, inputs: Tensor) -> Tensor:
-    """The inputs of `call`: floats as Keras' autocasting left them; integers and booleans cast, as `Dense` does it."""
+    """The inputs of `call`: floats as Keras' autocasting left them; integers and booleans are cast, as `Dense` does."""
     check_one_tensor(inputs, type(layer).__name__)
     dtype = keras.backend.standardize_dtype(inputs.dtype)
     if keras.backend.is_float_dtype(dtype):
@@ -49,6 +49,6 @@ def as_input(layer: keras.layers.Layer, inputs: Tensor) -> Tensor:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """A tensor in float32 or float64: half precision has no factorisations, and too few digits for a promise."""
+    """A tensor in float32 or float64: half precision has no factorisations, and too few digits for a guarantee."""
     x = keras.ops.convert_to_tensor(x)
     return keras.ops.cast(x, "float32") if keras.backend.standardize_dtype(x.dtype) in HALF else x

@@ -49,7 +49,7 @@ class FactoredReflection(Freezable, Invertible, keras.layers.Layer):
             (4 in float32 from 0.09 on, 3 from 0.28 on) and a smaller family.
         kernel_initializer: The orthogonal map Q that the layer starts as, with λ = 1: an orthogonal array, an initializer of
             orthogonal matrices (`"cayley"`, `"orthogonal"`, …), or `initializers.ReflectionOf` one of these. By default
-                random. The maps `"cayley"` and `"exp"` reach only rotations, det Q = 1.
+            random. The maps `"cayley"` and `"exp"` reach only rotations, det Q = 1.
         kernel_regularizer: Keras regularizer for the weights of U and V.
         eigenvalue_rate: The number α > 0: how fast λ trains relative to the other weights. One step of Adam at a rate r moves α ρ
             by about α·r; with α = 1, λ would need hundreds of steps to leave 1. Files of version 0.2 load with α = 1.

@@ -40,12 +40,12 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
         cayley:       U = (I + K/2)⁻¹ (I − K/2), K = (A − Aᵀ)/2              every U without eigenvalue −1
         exp:          U = exp(K), K = (A − Aᵀ)/2                             every U with det U = 1
 
-    U stays orthogonal to rounding, ‖UᵀU − I‖ ≤ 1e-5·√d in float32, after any number of training steps.
+    U stays orthogonal up to rounding, ‖UᵀU − I‖ ≤ 1e-5·√d in float32, after any number of training steps.
 
-    With `units` ≠ d it is a part of an orthogonal matrix: its first rows for units < d (orthonormal rows, a contraction,
-    ‖Ux‖ ≤ ‖x‖), its first columns for units > d (orthonormal columns, an isometry, ‖Ux‖ = ‖x‖). By Householder reflections,
-    k = min(d, units) of them reach every such matrix, hold k·max(d, units) weights and cost as much per vector. `"cayley"` and
-    `"exp"` compute the whole square matrix, of size max(d, units), and are for small ones.
+    With `units` ≠ d it is part of an orthogonal matrix: its first rows for units < d (orthonormal rows, a contraction,
+    ‖Ux‖ ≤ ‖x‖), its first columns for units > d (orthonormal columns, an isometry, ‖Ux‖ = ‖x‖). k = min(d, units) Householder
+    reflections reach every such matrix, with k·max(d, units) weights and as much work per vector. `"cayley"` and
+    `"exp"` compute the whole square matrix, of size max(d, units), so use them for small sizes.
 
     Without activation and with `units` = d there is an inverse, Uᵀ(y − b).
 
@@ -57,8 +57,8 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
             array, or an initializer of orthogonal matrices (any `initializers.OrthogonalMatrix`, `"cayley"`, `"henaff"`,
             `"fixed_point_free"`, Keras' `"orthogonal"` and `"identity"`). The Householder vectors of Q are found by QR. Any
             other initializer makes the weight itself, of shape (m, k) or (m, m), m = max(d, units). The default is the paper's:
-            weights U(−1/√m, 1/√m). For `units` ≠ d an array of shape (units, d) with orthonormal rows or columns is a start
-            too, as are Keras' `"orthogonal"` and `"identity"`; of a square matrix the first rows or columns are taken.
+            weights U(−1/√m, 1/√m). For `units` ≠ d an array of shape (units, d) with orthonormal rows or columns also works,
+            as do Keras' `"orthogonal"` and `"identity"`; of a square matrix the first rows or columns are used.
         kernel_regularizer: Keras regularizer for the weight.
         units: Positive integer, the size of the last axis of the output; by default that of the input.
         activation: Keras activation.
@@ -166,7 +166,7 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
         return weight
 
     def _weight_of(self, start: initializers.Source, m: int, k: int, dtype: str) -> np.ndarray:
-        """The weight with which U is an orthogonal start."""
+        """The weight for which U is the given orthogonal start."""
         units, d = self._shape
         if units == d:
             q = initializers.orthogonal_matrix(start, d, dtype)
@@ -187,7 +187,7 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
         return vectors if units > d else vectors[:, ::-1]  # the rows of U are the columns of Uᵀ = H(v_k)…H(v₁)
 
     def _require_nonzero(self, vectors: np.ndarray) -> None:
-        """Refuses columns of zero, which are no reflections, have the gradient zero and so never become one."""
+        """Refuses zero columns: they are not reflections, and with a zero gradient they never become one."""
         zeros = int((np.abs(vectors).max(axis=0) == 0).sum())
         if zeros and len(vectors) > 1:
             raise ValueError(
@@ -238,10 +238,10 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
         return keras.ops.zeros_like(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)[..., 0])
 
     def certificate(self) -> Certificate:
-        """Orthogonal by construction, where the weights are finite and ‖UᵀU − I‖ of the U that is used is rounding.
+        """Orthogonal by construction, if the weights are finite and ‖UᵀU − I‖ of the U in use is within rounding.
 
         A map between spaces of different dimensions is not a bijection; `reason` then states that it is an isometry or a
-        contraction, where that is proven. With an activation nothing is proven about invertibility.
+        contraction, if that is proven. With an activation nothing is proven about invertibility.
         """
         require_built(self, "certificate")
         weights = [self.kernel] if self.bias is None else [self.kernel, self.bias]
@@ -251,7 +251,7 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
         units, d = self._shape
         thin = u if units >= d else u.T
         defect = float(np.linalg.norm(thin.T @ thin - np.eye(min(self._shape))))
-        if not defect < 0.5:  # below 1 it proves that U is invertible, and Uᵀ is close to its inverse
+        if not defect < 0.5:  # below 1 it proves that U is invertible and that Uᵀ is close to its inverse
             return not_proven(f"rounding takes the matrix away from an orthogonal one, ‖UᵀU − I‖ = {defect:.2g}")
         bounds = orthogonal_bounds(u).then(activation_bounds(self.activation))
         obstacle = self._obstacle()
@@ -269,7 +269,7 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
         return super().bijector(**kwargs)
 
     def condense(self) -> keras.layers.Dense:
-        """A plain `keras.layers.Dense` that computes the same y = activation(U x + b): a copy as it is now, for inference."""
+        """A copy as a plain `keras.layers.Dense` that computes the current y = activation(U x + b), for inference."""
         u = keras.ops.convert_to_numpy(self.matrix)
         units, d = u.shape
         dense = keras.layers.Dense(
@@ -292,10 +292,10 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
         return y[..., :units] if units < d else y
 
     def _reflects(self, x: Tensor) -> bool:
-        """Whether to apply the reflections one block after another, or a matrix that is made of them."""
+        """Whether to apply the reflections block by block instead of forming their matrix."""
         if self.map != "householder" or self.is_frozen:
             return False
-        # A square map leaves that to `householder_product`. A thin matrix is cheap, and pays off for twice its width of rows.
+        # For a square map `householder_product` decides. A thin matrix is cheap, and pays off for at least twice as many rows.
         return self._shape[0] == self._shape[1] or math.prod(n or 1 for n in x.shape[:-1]) < 2 * min(self._shape)
 
     @property
@@ -303,7 +303,7 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
         return self.activation is not keras.activations.linear
 
     def _obstacle(self) -> str | None:
-        """Why the layer has no inverse, whatever its weights, if so."""
+        """Why the layer has no inverse, whatever its weights; None if it may have one."""
         units, d = self._shape
         if units != d:
             return f"a map from {d} to {units} dimensions is no bijection"

@@ -1,4 +1,4 @@
-"""The recurrent network over `OrthogonalRNNCell`."""
+"""The recurrent network made of `OrthogonalRNNCell`."""
 
 import functools
 from types import SimpleNamespace
@@ -27,38 +27,37 @@ class OrthogonalRNN(keras.layers.RNN):
     """A recurrent network whose transition preserves norms: h_t = activation(T(h_{t−1}) + V x_t + b).
 
     What does not depend on the state, V x_t + b for every t and the kernel of T, is computed once per sequence. On TensorFlow and
-    JAX the rest is one loop (`ops.recurrence`), with its gradient in closed form while training, unless a mask,
-    `recurrent_dropout`, `unroll`, half precision or an activation without a known derivative asks for the general loop of
-    Keras. Both compute the same.
+    JAX the rest is one loop (`ops.recurrence`), with a closed-form gradient in training. A mask, `recurrent_dropout`, `unroll`,
+    half precision or an activation without a known derivative needs Keras' general loop, which computes the same.
 
     Args:
         units: Positive integer, the size n of the state.
         transition: T: `"aux"` (an auxiliary reflection), `"householder"`, `"cayley"` or `"exp"`.
         reflections: The number of Householder reflections; by default n. Only for `"householder"`.
-        kernel: How weights become the W of `"aux"`: see `OrthogonalRNNCell`. W is computed once per sequence, so that a step
+        kernel: How weights become the W of `"aux"`: see `OrthogonalRNNCell`. W is computed once per sequence, so a step
             costs the same for every kernel.
         activation, use_bias, kernel_initializer, recurrent_initializer, bias_initializer, kernel_regularizer,
             recurrent_regularizer, bias_regularizer, kernel_constraint, bias_constraint, dropout, recurrent_dropout, seed: See
             `OrthogonalRNNCell`.
-        train_initial_state: Whether the first state is trained or zero. With `stateful` it is the first state of a stream.
+        train_initial_state: Whether the initial state is trained or zero. With `stateful` it is the first state of a stream.
         return_sequences: Whether to return every output instead of the last.
         return_state: Whether to return the last state too.
         go_backwards: Whether to read the sequence backwards (and to return it reversed).
         stateful: Whether the state is carried over from batch to batch, until `reset_state()`. The weights are those of a layer
-            that is not stateful, so you can train one and feed a stream to the other: `stream.set_weights(
+            that is not stateful, so you can train one and run the other on a stream: `stream.set_weights(
             trained.get_weights())`.
         unroll: Whether to unroll the loop. Only for short sequences.
         **kwargs: Arguments of `keras.layers.RNN` and `keras.layers.Layer`: `zero_output_for_mask`, `name`, `dtype`, …
 
     Call arguments:
         sequences: Tensor of shape `(batch, time, features)`.
-        initial_state: A state, or a list of it, instead of the layer's own first state. A layer whose first call has one holds no
-            trained state, and starts from zero where a later call has none.
-        mask: Boolean tensor of shape `(batch, time)`. A masked step keeps the state, and repeats it as its output.
+        initial_state: A state, or a list with one, instead of the layer's own initial state. If the first call has one, the layer
+            has no trained state, and later calls without one start from zero.
+        mask: Boolean tensor of shape `(batch, time)`. A masked step keeps the state and repeats it as output.
         training: Whether to apply dropout.
 
-    Output: A tensor of shape `(batch, units)`, or `(batch, time, units)` with `return_sequences`; a tuple of it and the state
-        with `return_state`.
+    Output: A tensor of shape `(batch, units)`, or `(batch, time, units)` with `return_sequences`; with `return_state`, a tuple
+        of this and the state.
 
     Example:
     >>> import numpy as np
@@ -134,12 +133,12 @@ class OrthogonalRNN(keras.layers.RNN):
         return self.cell.units
 
     def build(self, sequences_shape: Shape, initial_state_shape: Shape | None = None) -> None:
-        # A first state that is given leaves a trained one without gradient.
+        # If an initial state is given, a trained one would get no gradient.
         self.cell.holds_initial_state = initial_state_shape is None
         super().build(sequences_shape, initial_state_shape)
         if self.stateful and not hasattr(self, "is_streaming"):
             self.is_streaming = keras.Variable(False, trainable=False, dtype="bool", name="is_streaming")
-            self._untrack_variable(self.is_streaming)  # like the state it is no weight
+            self._untrack_variable(self.is_streaming)  # like the state, it is not a weight
 
     def call(
         self, sequences: Tensor, initial_state: list[Tensor] | None = None, mask: Tensor | None = None, training: bool = False
@@ -152,14 +151,14 @@ class OrthogonalRNN(keras.layers.RNN):
         return outputs
 
     def _carried_state(self) -> list[Tensor]:
-        """What the last batch left, or the trained state where a stream begins: as it is now, and with its gradient."""
+        """The state after the last batch, or at the start of a stream the current trained state, with its gradient."""
         [state] = self.states
         [first] = self.get_initial_state(batch_size=state.shape[0])
         is_streaming = keras.ops.convert_to_tensor(self.is_streaming)
         return [keras.ops.where(is_streaming, keras.ops.cast(state, first.dtype), first)]
 
     def reset_state(self) -> None:
-        """Begins a new stream, from the trained first state."""
+        """Begins a new stream from the trained initial state."""
         if self.stateful and self.built:
             [state] = self.states
             state.assign(keras.ops.cast(self.get_initial_state(batch_size=state.shape[0])[0], state.dtype))
@@ -195,7 +194,7 @@ class OrthogonalRNN(keras.layers.RNN):
         return outputs[-1], keras.ops.transpose(outputs, (1, 0, 2)), [outputs[-1]]
 
     def _keep_state(self, found: Loop, initial_state: list[Tensor], mask: Tensor) -> Loop:
-        """The first state as the output of masked steps before any other: TensorFlow and torch put zeros there, JAX the state."""
+        """The initial state as the output of leading masked steps, where TensorFlow and torch put zeros, and JAX the state."""
         _, outputs, states = found
         if not self.return_sequences:
             return states[0], states[0][:, None], states
@@ -204,7 +203,7 @@ class OrthogonalRNN(keras.layers.RNN):
         return states[0], keras.ops.where(begun, outputs, initial_state[0][:, None]), states
 
     def _fused_activation(self, mask: Tensor | None, training: bool) -> str | None:
-        """The name by which `recurrence` knows the activation, or None where the general loop is needed."""
+        """The name by which `recurrence` knows the activation, or None if the general loop is needed."""
         cell = self.cell
         if (
             not is_fused()

@@ -30,11 +30,11 @@ class OrthogonalRNNCell(Freezable, keras.layers.SimpleRNNCell):
         householder:   T(h) = U h, U = H(v₁) … H(v_k)
         cayley, exp:   T(h) = U h, U by the Cayley map or the matrix exponential (see `OrthogonalDense`)
 
-    Neither the state nor, as long as T is orthogonal, its gradient grows or shrinks on its way through the transition. The
+    The transition changes neither the norm of the state nor, if T is orthogonal, that of its gradient. The
     auxiliary reflection represents every orthogonal U (W = I − U) and starts as one.
 
     `OrthogonalRNN` runs the cell over a sequence and computes the kernel of T once; `keras.layers.RNN` and
-    `keras.layers.StackedRNNCells` take the cell too, and compute it in every step.
+    `keras.layers.StackedRNNCells` also take the cell, but compute the kernel in every step.
 
     Args:
         units: Positive integer, the size n of the state.
@@ -48,10 +48,11 @@ class OrthogonalRNNCell(Freezable, keras.layers.SimpleRNNCell):
         kernel_initializer: Keras initializer for V.
         recurrent_initializer: The orthogonal matrix that T starts as: `"cayley"` (expRNN, the default), `"henaff"`, another
             initializer of orthogonal matrices (see `OrthogonalDense`), or an array; aux starts there by W = I − U, Householder by
-            QR. Any other initializer makes the weights themselves. Fewer than n reflections cannot start there: their default is
-            that of `OrthogonalDense`.
+            QR. Any other initializer makes the weights themselves. Fewer than n reflections cannot start there: they have the
+            default of `OrthogonalDense`.
         bias_initializer: Keras initializer for b.
-        train_initial_state: Whether the first state is trained, from U(−√(3/2n), √(3/2n)) on as in Arjovsky et al., or zero.
+        train_initial_state: Whether the initial state is trained, starting from U(−√(3/2n), √(3/2n)) as in Arjovsky et al., or
+            zero.
         kernel_regularizer, recurrent_regularizer, bias_regularizer: Keras regularizers for V, for the weights of T and for b.
         kernel_constraint, bias_constraint: Keras constraints for V and b. T needs none.
         dropout, recurrent_dropout: The fraction of the inputs and of the state to drop, one mask per sequence.
@@ -60,7 +61,7 @@ class OrthogonalRNNCell(Freezable, keras.layers.SimpleRNNCell):
 
     Call arguments:
         inputs: Tensor of shape `(batch, features)`.
-        states: The state, of shape `(batch, units)`, or a list of it.
+        states: The state, of shape `(batch, units)`, or a list with it.
         training: Whether to apply dropout.
 
     Example:
@@ -99,7 +100,7 @@ class OrthogonalRNNCell(Freezable, keras.layers.SimpleRNNCell):
     ) -> None:
         _check(units, transition, reflections)
         _check_rates(dropout=dropout, recurrent_dropout=recurrent_dropout)
-        # From Keras' cell come dropout, one mask per sequence, and the configuration.
+        # Keras' cell provides dropout, with one mask per sequence, and the configuration.
         super().__init__(
             int(units),
             activation=None,
@@ -138,7 +139,7 @@ class OrthogonalRNNCell(Freezable, keras.layers.SimpleRNNCell):
         start = self.recurrent_initializer
         arguments = {"kernel_regularizer": self.recurrent_regularizer, "dtype": self.dtype_policy, "name": "transition"}
         if self.parametrization is not None:
-            # Also for Keras' "identity", which for the layer alone means W.
+            # Also for Keras' "identity", which means W itself for a single layer.
             is_orthogonal = initializers.orthogonal_start(start) is start is not None
             start = ReflectionOf(start) if is_orthogonal else start
             return AuxReflection(self.parametrization, kernel_initializer=start, **arguments)
@@ -176,7 +177,7 @@ class OrthogonalRNNCell(Freezable, keras.layers.SimpleRNNCell):
         return self.step(self.project(self.drop(as_input(self, inputs), training)), states, kernel=kernel, training=training)
 
     def step(self, projected: Tensor, states: States, *, kernel: Tensor, training: bool) -> tuple[Tensor, States]:
-        """`call` after the projection V x + b of its inputs, for a kernel that is known."""
+        """`call` after the projection V x + b of its inputs, with a given kernel."""
         h = states[0] if isinstance(states, list | tuple) else states
         mask = self.get_recurrent_dropout_mask(h)
         if training and mask is not None:
@@ -192,12 +193,12 @@ class OrthogonalRNNCell(Freezable, keras.layers.SimpleRNNCell):
     def transition_kernel(self) -> Tensor:
         """W of an auxiliary reflection or the orthogonal matrix U, of shape (n, n)."""
         if self.parametrization is not None and self.parametrization.promises:
-            return self.transition_map.kernel  # in float32 at least: rounding it further would break the promise
+            return self.transition_map.kernel  # in float32 at least: rounding it further would break the guarantee
         kernel = self.transition_map.kernel if self.transition == "aux" else self.transition_map.matrix
         return keras.ops.cast(kernel, self.compute_dtype)
 
     def drop(self, inputs: Tensor, training: bool) -> Tensor:
-        """The inputs of one step or, of shape `(batch, time, features)`, of all, with dropout while training."""
+        """The inputs of one step, or of all with shape `(batch, time, features)`, with dropout in training."""
         if not (training and self.dropout):
             return inputs
         is_step = len(inputs.shape) == 2
@@ -211,7 +212,7 @@ class OrthogonalRNNCell(Freezable, keras.layers.SimpleRNNCell):
 
     def get_initial_state(self, batch_size: int | None = None) -> list[Tensor]:
         state = keras.ops.zeros((batch_size, self.units), dtype=self.compute_dtype)
-        # A sum and no broadcast, of which torch would make rows that share their memory: no state to write to.
+        # A sum instead of a broadcast, for which torch makes rows that share memory and cannot be written to.
         return [state if self.initial_state is None else state + keras.ops.cast(self.initial_state, self.compute_dtype)]
 
     def load_own_variables(self, store: Any) -> None:
@@ -219,7 +220,7 @@ class OrthogonalRNNCell(Freezable, keras.layers.SimpleRNNCell):
         weights = [weight for weight in own if weight is not None]
         if self.initial_state is None or len(store.keys()) != len(weights) - 1:
             return super().load_own_variables(store)
-        # A file of a layer that started from zero, as stateful ones once did.
+        # A file of a layer that started from zero, as stateful layers once did.
         for i, weight in enumerate(weights[:-1]):
             weight.assign(store[str(i)])
         self.initial_state.assign(keras.ops.zeros_like(self.initial_state))
@@ -266,7 +267,7 @@ def _check(units: int, transition: str, reflections: int | None) -> None:
 
 
 def _check_rates(**rates: object) -> None:
-    # Keras clips a rate at 0 and 1, so that 2.0 would drop everything.
+    # Keras clips a rate to [0, 1], so 2.0 would drop everything.
     for name, rate in rates.items():
         if isinstance(rate, bool) or not isinstance(rate, int | float | np.number) or not 0 <= rate <= 1:
             raise ValueError(f"`{name}` is the fraction to drop. Expected a number with 0 ≤ {name} ≤ 1. Received: {rate!r}")

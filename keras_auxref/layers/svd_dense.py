@@ -26,29 +26,29 @@ class SVDDense(Invertible, keras.layers.Layer):
 
         y = activation(f_U(σ ⊙ f_V(x)) + b)
 
-    with f_U and f_V two auxiliary reflections, or two orthogonal matrices of one of the maps of `OrthogonalDense`. For
-    `units` ≠ d the first min(d, units) coordinates of f_V(x) are kept, and zeros added after them: Σ is rectangular.
+    where f_U and f_V are two auxiliary reflections, or two orthogonal matrices from one of the maps of `OrthogonalDense`. For
+    `units` ≠ d the first min(d, units) coordinates of f_V(x) are kept and zeros are appended: Σ is rectangular.
 
-    U and V are square: d² + units² weights, where `Dense` has d·units. After 2,048 features `SVDDense(10)` holds 4.2 million
-    weights and `Dense(10)` 20,490. With map="householder" `rank=r` makes both thin, with r orthonormal columns each, from r
-    reflections: r·(d + units) weights, and as much work per vector. A rank of min(d, units) reaches every matrix; a smaller one
+    U and V are square: d² + units² weights, where `Dense` has d·units. For 2,048 features `SVDDense(10)` has 4.2 million
+    weights and `Dense(10)` 20,490. With map="householder", `rank=r` makes both thin, with r orthonormal columns each, from r
+    reflections: r·(d + units) weights, and as much work per vector. A rank of min(d, units) reaches every matrix, a smaller one
     those of rank r. Auxiliary reflections have no thin form: f(x) = H(Wx)x needs all of W.
 
     Without bounds σ is the weight s itself, started in U(0.99, 1.01). With `singular_bounds=(low, high)`
 
         σ = low + (high − low) / (1 + exp(−s))
 
-    stays inside them throughout training, and s starts where σ is in U(0.99, 1.01) as well. With an orthogonal map these
+    stays within them throughout training, and s starts such that σ is again in U(0.99, 1.01). With an orthogonal map these
     are bounds on the whole layer before its activation,
 
         low ‖x − x′‖ ≤ ‖y − y′‖ ≤ high ‖x − x′‖      (the left one where d ≤ units).
 
-    Auxiliary reflections bend distances themselves, by a factor that their kernel bounds: with bounds the default kernel is
-    `"relaxed_cayley"`, for which high becomes L² high and low becomes low/L′², with the L and L′ of
-    `certificate()` of the parts `u` and `v`; `kernels.RelaxedCayley(lipschitz=1.1)` keeps L at 1.1. A free W bends distances
+    Auxiliary reflections change distances themselves, by a factor that their kernel bounds. With bounds the default kernel is
+    `"relaxed_cayley"`: high becomes L² high and low becomes low/L′², with the L and L′ from `certificate()` of the parts `u`
+    and `v`; `kernels.RelaxedCayley(lipschitz=1.1)` keeps L at most 1.1. A free W changes distances
     without any bound: singular values of the Jacobian from 0.002 to 8 were seen with σ in (0.5, 2).
 
-    Where `units` is d and there is no activation, the layer is as invertible as its parts: x = f_V⁻¹(f_U⁻¹(y − b)/σ), with
+    If `units` is d and there is no activation, the layer is as invertible as its parts: x = f_V⁻¹(f_U⁻¹(y − b)/σ), with
     `inverse`, `log_det_jacobian`, `certificate` and `bijector`. With an orthogonal map it condenses into a `Dense` layer.
 
     Args:
@@ -60,8 +60,8 @@ class SVDDense(Invertible, keras.layers.Layer):
         singular_bounds: None or (low, high) with 0 ≤ low ≤ 0.99 and 1.01 ≤ high.
         kernel: How weights become the W of each auxiliary reflection: see `AuxReflection`. Only for `"aux"`. By default `"free"`
             without `singular_bounds`, and `"relaxed_cayley"` with them.
-        kernel_initializer: For U and V alike: see `AuxReflection` and `OrthogonalDense`. An initializer with a fixed seed makes
-            them start equal. The default is the paper's: weights U(−1/√d, 1/√d), different for U and V.
+        kernel_initializer: For both U and V: see `AuxReflection` and `OrthogonalDense`. With a fixed seed both
+            start equal. The default is the paper's: weights U(−1/√d, 1/√d), different for U and V.
         kernel_regularizer: Keras regularizer for the weights of U and V.
         bias_initializer: Keras initializer for b.
         bias_regularizer: Keras regularizer for b.
@@ -207,7 +207,7 @@ class SVDDense(Invertible, keras.layers.Layer):
         if self.singular_bounds is None:
             return s
         low, high = self.singular_bounds
-        # Rounding may pass a bound by one unit in the last place.
+        # Rounding may exceed a bound by one unit in the last place.
         return keras.ops.clip(low + (high - low) * keras.ops.sigmoid(s), low, high)
 
     def inverse(self, y: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ class SVDDense(Invertible, keras.layers.Layer):
         return y, first + second + keras.ops.sum(keras.ops.log(keras.ops.abs(sigma)))
 
     def certificate(self) -> Certificate:
-        """Proven where U and V are and no singular value is zero; not proven for other shapes and with an activation."""
+        """Proven if U and V are proven and no singular value is zero; never proven if `units` ≠ d or with an activation."""
         require_built(self, "certificate")
         sigma = keras.ops.convert_to_numpy(keras.ops.cast(self.singular_values, self.compute_dtype)).astype(np.float64)
         if not np.isfinite(sigma).all():
@@ -263,7 +263,7 @@ class SVDDense(Invertible, keras.layers.Layer):
         return super().bijector(**kwargs)
 
     def _obstacle(self) -> str | None:
-        """Why the layer has no inverse, whatever its weights, if so."""
+        """Why the layer has no inverse, whatever its weights; None if it may have one."""
         d = self.v.input_spec.axes[-1]
         if self.units not in (None, d):
             return f"a map from {d} to {self.units} dimensions has no inverse"
@@ -283,9 +283,9 @@ class SVDDense(Invertible, keras.layers.Layer):
             )
 
     def condense(self) -> keras.layers.Dense:
-        """A plain `keras.layers.Dense` that computes the same y = activation(U Σ Vᵀ x + b): a copy as it is now, for inference.
+        """A plain `keras.layers.Dense` that computes the same y = activation(U Σ Vᵀ x + b): a copy with the current values.
 
-        Not for `map="aux"`: auxiliary reflections are not linear, and no matrix computes what they compute.
+        Not for `map="aux"`: auxiliary reflections are not linear, so no matrix can replace them.
         """
         if self.map == "aux":
             raise NotImplementedError(
@@ -324,7 +324,7 @@ class SVDDense(Invertible, keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "SVDDense":
-        # Files from before there was a choice have a free W.
+        # Files from before there was a choice of kernel have a free W.
         earlier = {"kernel": "free"} if config.get("map") == "aux" and "kernel" not in config else {}
         return cls(**{**config, **earlier})
 

@@ -1,4 +1,4 @@
-"""Flows for the posteriors of variational autoencoders: an encoder gives every sample parameters of its own."""
+"""Flows for the posteriors of variational autoencoders: an encoder gives every sample its own parameters."""
 
 from keras_auxref.posteriors.factored_flow import FactoredFlow
 from keras_auxref.posteriors.householder_flow import HouseholderFlow

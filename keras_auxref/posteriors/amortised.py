@@ -1,4 +1,4 @@
-"""Flows for variational posteriors: maps of z whose parameters come from an encoder, for every sample its own."""
+"""Flows for variational posteriors: maps of z whose parameters come from an encoder, different for every sample."""
 
 from typing import Unpack
 
@@ -9,7 +9,7 @@ from keras_auxref.typing import Config, LayerArguments, Shape, Tensor
 
 
 class AmortisedFlow(keras.layers.Layer):
-    """The contract of an amortised flow of T steps.
+    """The interface of an amortised flow of T steps.
 
         z′ = layer(z, context)        z = layer.inverse(z′, context)
         z′, log|det ∂z′/∂z| = layer.forward_and_log_det(z, context)
@@ -87,7 +87,7 @@ class AmortisedFlow(keras.layers.Layer):
 
 
 def whole(name: str, value: object, least: int = 1) -> int:
-    """A whole number of at least `least`."""
+    """A whole number that is at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"`{name}` must be a whole number. Expected {least}, {least + 1}, {least + 2}, … Received: {value!r}")
     return value

@@ -20,9 +20,9 @@ class FactoredFlow(HouseholderFlow):
         z_t = g(H(v_t) z_{t−1}),      g(a) = (cλ_t − 1) ∘ a,      c = 2 Σ λᵢaᵢ² / Σ λᵢ²aᵢ²
         v₁ = A₁h + a₁,   v_t = A_t v_{t−1} + a_t,      λ_t = 2^(½ (1 − margin) tanh(B_t h + β_t))
 
-    h is the context. With W = H(v) diag(λ) H(v) a step is −H(v) H(Wz) z, where that of a Householder flow is H(v) z: here the
-    direction depends on z, as in the paper. The flow starts as a Householder flow, at λ = 1. By construction max λ / min λ < 2,
-    so every step is a bijection that preserves norms, for every output of the encoder. log|det ∂z′/∂z| is not 0, and the
+    h is the context. With W = H(v) diag(λ) H(v) a step is −H(v) H(Wz) z, while that of a Householder flow is H(v) z: here
+    the direction depends on z, as in the paper. The flow starts as a Householder flow, at λ = 1. By construction max λ / min λ <
+    2, so every step is a bijection that preserves norms, for every output of the encoder. log|det ∂z′/∂z| is not 0, and the
     posterior is no longer Gaussian.
 
     Args:
@@ -31,7 +31,7 @@ class FactoredFlow(HouseholderFlow):
         **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`, …
 
     Call arguments:
-        inputs: z of shape `(batch, d)`, or `(samples, batch, d)` for several of each.
+        inputs: z of shape `(batch, d)`, or `(samples, batch, d)` for several samples each.
         context: h of shape `(batch, features)`.
 
     Output: z_T, of the shape of z.
@@ -59,7 +59,7 @@ class FactoredFlow(HouseholderFlow):
     def parameters(self, context: Tensor) -> dict[str, Tensor]:
         rho = keras.ops.reshape(self.exponents(context), (-1, self.steps, self.size))
         if keras.backend.standardize_dtype(rho.dtype) != "float64":
-            rho = keras.ops.cast(rho, "float32")  # what is proven holds in float32 at least
+            rho = keras.ops.cast(rho, "float32")  # the proof needs float32 at least
         reach = 0.5 * (1 - self.margin) * math.log(2)
         return {**super().parameters(context), "eigenvalues": keras.ops.exp(reach * backend.tanh(rho))}
 

@@ -23,7 +23,7 @@ class HouseholderFlow(AmortisedFlow):
         **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`, …
 
     Call arguments:
-        inputs: z of shape `(batch, d)`, or `(samples, batch, d)` for several of each.
+        inputs: z of shape `(batch, d)`, or `(samples, batch, d)` for several samples each.
         context: h of shape `(batch, features)`.
 
     Output: z′, of the shape of z.

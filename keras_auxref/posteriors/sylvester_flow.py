@@ -21,13 +21,13 @@ Map: TypeAlias = Callable[[Tensor], Tensor]
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class SylvesterFlow(AmortisedFlow):
-    """T steps z ← z + Q R tanh(R̃ Qᵀz + b), with Q, R, R̃ and b of every sample from an encoder.
+    """T steps z ← z + Q R tanh(R̃ Qᵀz + b), with Q, R, R̃ and b from an encoder, for every sample.
 
         orthogonal    Q of M ≤ d orthonormal columns, by the iteration of Björck & Bowie
         householder   Q = H(v_k) … H(v₁), M = d
-        triangular    Q the identity and the reversal of all entries in turn, M = d
+        triangular    Q alternates between the identity and the reversal of all entries, M = d
 
-    All parameters are linear in the context. R and R̃ are upper triangular with diagonals 0.999·tanh(·), so that
+    All parameters are linear in the context. R and R̃ are upper triangular with diagonals 0.999·tanh(·), so
     R_ii R̃_ii > −1, which makes every step a bijection for every output of the encoder.
 
         log|det ∂z′/∂z| = Σ log(1 + tanh′(R̃ Qᵀz + b)_i R_ii R̃_ii)
@@ -40,7 +40,7 @@ class SylvesterFlow(AmortisedFlow):
         **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`, …
 
     Call arguments:
-        inputs: z of shape `(batch, d)`, or `(samples, batch, d)` for several of each.
+        inputs: z of shape `(batch, d)`, or `(samples, batch, d)` for several samples each.
         context: Tensor of shape `(batch, features)`.
 
     Output: A tensor of the shape of z.
