@@ -1,4 +1,4 @@
-"""What the bijectors have in common: parameters by reference, and events behind any number of axes."""
+"""What the bijectors have in common: parameters by reference, and events after any number of leading axes."""
 
 from collections.abc import Callable
 from typing import TypeAlias, TypeVar
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def reference(value: Tensor, name: str) -> Parameter:
-    """A parameter that stays a variable if it is one: the `tf.Variable` behind a Keras variable, anything else a tensor."""
+    """A parameter by reference: a `tf.Variable` unchanged, the one behind a Keras variable, or a tensor of anything else."""
     if isinstance(value, keras.Variable):
         value = value.value
     if not isinstance(value, tf.Variable | tfp.util.DeferredTensor):
@@ -25,7 +25,7 @@ def reference(value: Tensor, name: str) -> Parameter:
 
 
 def require_event(value: Parameter, event_ndims: int, name: str, shape: str, square: bool = False) -> None:
-    """Refuses a parameter that is not a batch of vectors or matrices, or of which a size that matters is not known."""
+    """Refuses a parameter that is not a batch of vectors or matrices, or has an unknown size where it must be known."""
     rank = value.shape.rank
     if rank is None or rank < event_ndims:
         received = "unknown rank" if rank is None else tuple(value.shape)
@@ -38,7 +38,7 @@ def require_event(value: Parameter, event_ndims: int, name: str, shape: str, squ
 
 
 def square_shape(shape: tf.Tensor | Shape) -> tf.Tensor:
-    """(..., d) → (..., d, d): the shape of the matrices of a bijector that takes inputs of a shape."""
+    """(..., d) → (..., d, d): the shape of the matrices of a bijector for inputs of this shape."""
     shape = tf.convert_to_tensor(shape, tf.int32)
     return tf.concat([shape, shape[-1:]], axis=0)
 

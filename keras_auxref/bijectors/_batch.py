@@ -13,7 +13,7 @@ Events = int | dict[str, int]
 
 
 def batch_shape(parameters: dict[str, tf.Tensor | tf.Variable], events: Events) -> tf.TensorShape:
-    """What the axes of all parameters before their events broadcast to, as far as it is known."""
+    """The shape to which the batch axes of all parameters broadcast, as far as it is known."""
     leads = [value.shape[: value.shape.rank - _ndims(events, name)] for name, value in parameters.items()]
     try:
         return reduce(tf.broadcast_static_shape, leads, tf.TensorShape([]))
@@ -39,11 +39,11 @@ def map_members(function: Members, parameters: dict[str, tf.Tensor], events: Eve
 
 
 def map_member_rows(function: Members, x: tf.Tensor, parameters: dict[str, tf.Tensor], events: Events) -> tf.Tensor:
-    """function(x, **parameters) with each vector of x given to the member that it belongs to.
+    """function(x, **parameters), where each vector of x goes to the member that it belongs to.
 
     The axes of x before the last one broadcast against the batch of the parameters, aligned on the right. The function is called
-    once per member, on all of its vectors: what it computes of the parameters alone, a factorisation for instance, is computed
-    once. An axis of size 1 in the batch of the parameters is no batch: all vectors along it have the same member.
+    once per member, on all of its vectors: what depends on the parameters alone, such as a factorisation, is computed only
+    once. An axis of size 1 in the batch of the parameters does not count: all vectors along it belong to the same member.
     """
     shape = batch_shape(parameters, events)
     if shape.rank == 0:

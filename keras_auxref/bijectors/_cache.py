@@ -10,12 +10,12 @@ class FreshBijector(tfp.bijectors.Bijector):
     """A bijector whose cached values never outlive the values of its variables.
 
     TFP remembers forward(x), inverse(y) and log-determinants by the identity of the tensor and the hash of the bijector, and
-    answers the next question about the same tensor from memory. With variables that memory goes stale: after an assignment
+    answers the next call with the same tensor from its cache. With variables the cache goes stale: after an assignment
     log_prob(x) mixes old log-determinants with new values; under a `tf.GradientTape` a value from before the tape has no
-    gradient, and the result is silently wrong; a value of another graph may not be used at all. So the hash of this bijector
-    covers all three: the values of the variables, the tape and the graph. What log_prob needs of the cache, the second
-    inverse that it saves, still works. Inside a graph an assignment is seen where it consumes the variable; a second tape
-    opened inside a first is not seen.
+    gradient, and the result is silently wrong; a value from another graph cannot be used at all. So the hash of this bijector
+    covers all three: the values of the variables, the tape and the graph. log_prob still gets from the cache what it needs: it
+    saves a second inverse. Inside a graph an assignment is noticed if it consumes the variable; a second tape opened inside
+    the first is not noticed.
     """
 
     def __hash__(self) -> int:
@@ -25,14 +25,14 @@ class FreshBijector(tfp.bijectors.Bijector):
         return hash((super().__hash__(), id(graph), state, self._tape(graph)))
 
     def _tape(self, graph: tf.Graph | None) -> int:
-        """A number that changes with the tape that records, 0 where none does."""
+        """A number that changes with the recording tape; 0 if there is none."""
         trainable = self.trainable_variables if _recording() else ()
         if not trainable:
             return 0
         # Setting attributes of a tf.Module makes it track them.
         memory = self.__dict__.setdefault("_tape_memory", {"number": 0, "probe": None, "graph": None})
         if memory["probe"] is None or memory["graph"] is not graph or not _recorded(memory["probe"]):
-            # One entry of a variable, read now: what the tape of now has recorded, and no other.
+            # One entry of a variable, read now: only the current tape has recorded it.
             memory["probe"] = tf.reshape(tf.convert_to_tensor(trainable[0]), [-1])[:1]
             memory["graph"] = graph
             memory["number"] += 1
@@ -68,7 +68,7 @@ def _writes(graph: tf.Graph, variables: Iterable[tf.Variable]) -> tuple[int, ...
 
 
 def _recording() -> bool:
-    """Whether a tape is active. TensorFlow offers no public question for this; not knowing, assume one."""
+    """Whether a tape is active. TensorFlow has no public function for this; if unknown, assume one."""
     try:
         from tensorflow.python.eager import record
     except ImportError:
@@ -77,7 +77,7 @@ def _recording() -> bool:
 
 
 def _recorded(tensor: tf.Tensor) -> bool:
-    """Whether an active tape has recorded this tensor. Not knowing, assume not."""
+    """Whether an active tape has recorded this tensor. If unknown, assume not."""
     try:
         from tensorflow.python.eager import record
     except ImportError:

@@ -1,4 +1,4 @@
-"""What is proven of a bijector, and what `validate_args=True` means for its inverse."""
+"""What is proven about a bijector, and what `validate_args=True` means for its inverse."""
 
 import tensorflow as tf
 import tensorflow_probability as tfp
@@ -14,7 +14,7 @@ def certified(w: Tensor, symmetric: bool | None) -> tf.Tensor:
 
 
 def weakest(members: list[Certificate]) -> Certificate:
-    """What holds for all members of a batch: the certificate of the first without proof, or of the worst condition."""
+    """What holds for all members of a batch: the first certificate without a proof, or the one with the worst condition."""
     if len(members) == 1:
         return members[0]
     index = max(range(len(members)), key=lambda i: (not members[i].invertible, members[i].condition, -i))
@@ -31,8 +31,8 @@ def weakest(members: list[Certificate]) -> Certificate:
 
 
 def checked_inverse(x: tf.Tensor, y: tf.Tensor, bijector: tfp.bijectors.Bijector, proven: list[tf.Tensor]) -> tf.Tensor:
-    """x, or `tf.errors.InvalidArgumentError` where it is not proven to be the only preimage of y, or was not found."""
-    # What the inverse did not find is NaN. A NaN in the input is not a failure of the inverse.
+    """x, or `tf.errors.InvalidArgumentError` if x is not proven to be the only preimage of y, or was not found."""
+    # NaN means that the inverse found nothing. A NaN in the input is not a failure of the inverse.
     found = _finite(x, bijector.forward_min_event_ndims) | ~_finite(y, bijector.inverse_min_event_ndims)
     missing = f"The inverse of '{bijector.name}' did not find a preimage for every vector."
     unproven = (

@@ -57,12 +57,12 @@ class ActNorm(CompositeBijector):
 
     @classmethod
     def from_data(cls, x: Tensor, **kwargs: Any) -> "ActNorm":
-        """With new variables that give every channel of x, shape `(..., d)`, mean 0 and variance 1."""
+        """A bijector with new variables that give every channel of x, shape `(..., d)`, mean 0 and variance 1."""
         shift, log_scale = _statistics(tf.convert_to_tensor(x))
         return cls(tf.Variable(shift, name="shift"), tf.Variable(log_scale, name="log_scale"), **kwargs)
 
     def initialize(self, x: Tensor) -> None:
-        """Assigns to the variables what gives every channel of x, shape `(..., d)`, mean 0 and variance 1."""
+        """Sets the variables such that every channel of x, shape `(..., d)`, gets mean 0 and variance 1."""
         if not (isinstance(self._shift, tf.Variable) and isinstance(self._log_scale, tf.Variable)):
             kinds = type(self._shift).__name__, type(self._log_scale).__name__
             raise ValueError(f"`initialize` assigns to variables. Expected two `tf.Variable`s. Received: {kinds}")
@@ -92,7 +92,7 @@ class ActNorm(CompositeBijector):
         return affine_inverse(y, tf.convert_to_tensor(self._shift), tf.convert_to_tensor(self._log_scale))
 
     def _forward_log_det_jacobian(self, x: tf.Tensor) -> tf.Tensor:
-        # x[..., 0]·0 would carry the NaN and infinities of x over.
+        # x[..., 0]·0 would propagate NaN and infinities of x.
         return tf.zeros_like(x[..., 0]) + tf.reduce_sum(tf.convert_to_tensor(self._log_scale), axis=-1)
 
 

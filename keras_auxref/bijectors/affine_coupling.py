@@ -30,7 +30,7 @@ class AffineCoupling(FreshBijector):
 
     Args:
         network: Any Keras layer or model from x_a, with one batch axis, to a tensor with twice the channels of x_b: t first,
-            then r. One that is not built is built at the first use; until then there are no variables.
+            then r. A network that is not built is built on first use; until then there are no variables.
         bound: The bound on |log s|.
         event_ndims: How many trailing axes the network reads: 1 for vectors, 3 for images. By default one less than the rank of
             the input that the network was built for, and 1 if it was not built.
@@ -62,7 +62,7 @@ class AffineCoupling(FreshBijector):
         if not isinstance(network, keras.layers.Layer):
             raise ValueError(f"`network` must be a Keras layer or model. Expected a `keras.layers.Layer`. Received: {network!r}")
         with tf.name_scope(name) as name:
-            # Outside of TensorFlow's tracking: a Keras layer is not a tf.Module.
+            # Outside TensorFlow's tracking: a Keras layer is not a tf.Module.
             self._network = self._no_dependency(network)
             self._network_variables: list[tf.Variable] = []
             self._bound = checked_bound(bound)
@@ -86,7 +86,7 @@ class AffineCoupling(FreshBijector):
 
     def _forward(self, x: tf.Tensor) -> tf.Tensor:
         y, log_det = self._map_events(scaled, x)
-        # The network has run: let TFP's cache answer for the log-determinant.
+        # The network has run: keep its log-determinant in TFP's cache.
         self._cache.forward_attributes(x)["ildj"] = -log_det
         return y
 

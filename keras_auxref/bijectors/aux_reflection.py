@@ -21,17 +21,17 @@ class AuxReflection(CompositeBijector):
 
     The inverse solves one scalar equation per vector, and the log-determinant factors W once per batch; see `ops.inverse` and
     `ops.log_det_jacobian`. f is a bijection when W⁻¹ = S + K, S symmetric with condition below 2 and K skew: the kernels
-    `"spectral"` and `"relaxed_cayley"` hold it there, and W = I − U, U orthogonal without eigenvalue 1, starts there. For any
-    other W the inverse returns one of the preimages, and a density is one only on that branch.
+    `"spectral"` and `"relaxed_cayley"` guarantee this, and W = I − U, with U orthogonal without eigenvalue 1, starts there. For
+    any other W the inverse returns one of the preimages, and a density is valid only on that branch.
 
     Args:
-        w: Tensor or variable: W itself, of shape `(..., d, d)`, a batch of matrices. With another kernel than `"free"`, its
-            weights: the one matrix if it has only one (V for `"spectral"`), else a dict of tensors or variables with the names
+        w: Tensor or variable: W itself, of shape `(..., d, d)`, a batch of matrices. With a kernel other than `"free"`, its
+            weights: a single matrix if it has only one (V for `"spectral"`), else a dict of tensors or variables with the names
             of `kernels.Kernel.weight_names`, whose batches broadcast.
         kernel: How `w` becomes W: a name, a `kernels.Kernel`, or None for W itself.
         symmetric: True promises W = Wᵀ; by default what the kernel promises.
         near: The c = 2 uᵀx/‖u‖², u = W x, of the data, to choose among the preimages of an uncertified W. See `ops.inverse`.
-        validate_args: Raise `tf.errors.InvalidArgumentError` where an inverse is not proven to be the only one, or is not found.
+        validate_args: Raise `tf.errors.InvalidArgumentError` if an inverse is not proven to be the only one, or is not found.
         name: Name of the bijector.
 
     Example:
@@ -69,7 +69,7 @@ class AuxReflection(CompositeBijector):
                     f"The matrices of `w` must have one size. Expected shape (..., d, d) for all. Received: {shapes}"
                 )
             batch_shape(given, 2)
-            # Not `_symmetric`: TFP looks for the arguments of a bijector under their names, and this may be the kernel's word.
+            # Not `_symmetric`: TFP looks up the arguments of a bijector by name, and this value may come from the kernel.
             self._promise = symmetric if symmetric is not None else (True if self._parametrization.symmetric else None)
             self._near = near
             super().__init__(
@@ -99,7 +99,7 @@ class AuxReflection(CompositeBijector):
         return map_members(lambda **weights: tf.convert_to_tensor(self._parametrization(weights)), weights, 2)
 
     def certificate(self) -> kernels.Certificate:
-        """What is proven about the invertibility of this bijector, as it is now; of a batch, about all of its members."""
+        """What is proven about the invertibility of this bijector with its current values; for a batch, of all members."""
         w = self.matrix
         return weakest([self._parametrization.certificate(one) for one in tf.reshape(w, [-1, *w.shape[-2:]])])
 
@@ -127,7 +127,7 @@ def _event_ndims(bijector: AuxReflection, x_event_ndims: int) -> int | dict[str,
 
 
 def _named(w: Weights, kernel: kernels.Kernel) -> dict[str, Parameter]:
-    """The weights of the kernel by name; a lone matrix is the weight of a kernel that has just one."""
+    """The weights of the kernel by name; a single matrix is the weight of a kernel that has only one."""
     names = sorted(kernel.weight_names)
     if not isinstance(w, dict) and len(names) == 1:
         return {names[0]: reference(w, "w")}

@@ -19,16 +19,16 @@ class FactoredReflection(CompositeBijector):
     """y = U g(Vᵀx) on the last axis, g(a) = (cλ − 1) ∘ a, c = 2 Σ λᵢaᵢ² / Σ λᵢ²aᵢ².
 
     A bijection for orthogonal U and V and λ > 0 with κ = max λ / min λ < 2; see `ops.factored_reflect`. The inverse takes a
-    fixed number of Newton steps on a scalar, and nothing is factored. U, V and λ are taken as they are: to train them, give
-    functions of variables that keep the promise, such as `tfp.util.TransformedVariable`s, or use the layer
+    fixed number of Newton steps on a scalar, and nothing is factored. U, V and λ are used as given: to train them, pass
+    functions of variables that satisfy these conditions, such as `tfp.util.TransformedVariable`s, or use the layer
     `keras_auxref.FactoredReflection` and its `bijector()`.
 
     Args:
         u: Orthogonal matrix of shape `(..., d, d)`: tensor or variable.
         v: Orthogonal matrix of shape `(..., d, d)`: tensor or variable.
-        eigenvalues: λ, of shape `(..., d)`: tensor or variable. What comes before are batches, and they broadcast.
+        eigenvalues: λ, of shape `(..., d)`: tensor or variable. Leading axes are batches, and broadcast.
         validate_args: Check in every call, also inside graphs, that U and V are orthogonal and that κ < 2, and raise
-            `tf.errors.InvalidArgumentError` where not. Values that are known when the bijector is made are always checked.
+            `tf.errors.InvalidArgumentError` if not. Values that are known when the bijector is made are always checked.
         name: Name of the bijector.
 
     Raises:

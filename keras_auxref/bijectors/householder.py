@@ -13,7 +13,7 @@ from keras_auxref.typing import Tensor
 class Householder(CompositeBijector):
     """y = H(v₁)…H(v_k) x on the last axis, x = H(v_k)…H(v₁) y, log|det ∂y/∂x| = 0.
 
-    All k reflections at once, blocked, never one after the other; a column of zeros is the identity.
+    The reflections are applied in blocks, never one by one; a column of zeros is the identity.
 
     Args:
         v: Tensor or variable of shape `(..., d, k)`, a batch of matrices; only the directions of their columns matter.
@@ -61,5 +61,5 @@ class Householder(CompositeBijector):
         return map_member_rows(lambda x, v: ops.householder_product(v, x), x, {"v": v}, 2)
 
     def _forward_log_det_jacobian(self, x: tf.Tensor) -> tf.Tensor:
-        # A constant Jacobian: what the batch of v adds to the shape, broadcasting adds.
+        # A constant Jacobian: broadcasting adds the batch of v to the shape.
         return tf.zeros_like(x[..., 0])

@@ -1,4 +1,4 @@
-"""A Keras layer seen as a TFP bijector."""
+"""A Keras layer as a TFP bijector."""
 
 from collections.abc import Callable
 
@@ -14,16 +14,16 @@ from keras_auxref.typing import Shape
 
 
 class LayerBijector(FreshBijector):
-    """The view of an invertible Keras layer as a TFP bijector: it computes with the weights of the layer and owns none.
+    """A view of an invertible Keras layer as a TFP bijector: it uses the weights of the layer and has none of its own.
 
     Keras variables are not `tf.Variable`s, so TFP would freeze their values; this bijector calls the layer instead, and lists
     the variables behind its weights, so that `trainable_variables` is what an optimiser needs. Inputs may have any number of
     axes before an event.
 
     Args:
-        layer: A built layer of the contract `keras_auxref.invertible.Invertible`.
-        validate_args: Raise `tf.errors.InvalidArgumentError` where the inverse did not find a preimage, and where an auxiliary
-            reflection on the way is not proven to have only one.
+        layer: A built layer with the interface of `keras_auxref.invertible.Invertible`.
+        validate_args: Raise `tf.errors.InvalidArgumentError` if the inverse did not find a preimage, or if an auxiliary
+            reflection in the layer is not proven to have only one.
         name: Name of the bijector.
 
     Example:
@@ -51,7 +51,7 @@ class LayerBijector(FreshBijector):
             parameters=parameters,
             name=name or layer.name,
         )
-        # Outside of TensorFlow's tracking: a Keras layer is not a tf.Module.
+        # Outside TensorFlow's tracking: a Keras layer is not a tf.Module.
         self._layer = self._no_dependency(layer)
         self._layer_variables = [variable.value for variable in layer.weights]  # type: ignore[attr-defined]
 
@@ -72,7 +72,7 @@ class LayerBijector(FreshBijector):
         return y
 
     def _one_pass(self) -> bool:
-        """Whether to compute the log-determinant along with the value: a graph prunes it if unused, eagerly it takes time."""
+        """Whether to compute the log-determinant along with the value: a graph prunes it if unused, but eagerly it takes time."""
         shares = type(self._layer).forward_and_log_det is not Invertible.forward_and_log_det
         return shares and (self._layer.cheap_log_det or not tf.executing_eagerly())
 
@@ -100,7 +100,7 @@ class LayerBijector(FreshBijector):
 
 
 def _event_shape(function: Callable[[Shape], Shape], shape: tf.TensorShape, event_ndims: int) -> tf.TensorShape:
-    """What a layer makes of a shape; axes before its own event stay as they are."""
+    """The shape after a layer; axes before its event do not change."""
     if shape.rank is None:
         return tf.TensorShape(None)
     if shape.rank < event_ndims:

@@ -16,11 +16,11 @@ class Sylvester(CompositeBijector):
     """y = x + Q R tanh(R̃ Qᵀx + b) on the last axis, log|det ∂y/∂x| = Σ log(1 + tanh′(R̃ Qᵀx + b)_i R_ii R̃_ii).
 
     A bijection for a Q with orthonormal columns, upper triangular R and R̃, and R_ii R̃_ii > −1; see `ops.sylvester`. The inverse
-    solves one scalar equation after another. Parameters with axes before these are batches: with those of an encoder this is the
-    posterior of a variational autoencoder. None of the conditions is checked.
+    solves one scalar equation after another. Leading axes of the parameters are batches: with parameters from an encoder this is
+    the posterior of a variational autoencoder. None of the conditions is checked.
 
     Args:
-        r: R of shape `(..., M, M)`: tensor or variable. What is below the diagonal is ignored.
+        r: R of shape `(..., M, M)`: tensor or variable. Entries below the diagonal are ignored.
         r_tilde: R̃ of shape `(..., M, M)`, likewise.
         b: Tensor or variable of shape `(..., M)`.
         q: Q of shape `(..., d, M)`: tensor or variable; None for the identity, M = d.

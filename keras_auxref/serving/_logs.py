@@ -1,4 +1,4 @@
-"""Silences notices of TensorFlow and of converters that do not concern a user."""
+"""Silences messages of TensorFlow and of converters that do not concern users."""
 
 import contextlib
 import logging
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quiet(*names: str) -> Iterator[None]:
-    """While this lasts, the loggers of these names are silent."""
+    """A context in which the loggers with these names are silent."""
     loggers = [logging.getLogger(name) for name in names]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
-        logger.disabled = True  # and not a level, which absl sets again
+        logger.disabled = True  # instead of a level, which absl resets
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Folders that are filled aside and put into place in one step; what killed processes left of them is cleared away."""
+"""Folders that are written under a temporary name and put into place in one step; leftovers of killed processes are removed."""
 
 import contextlib
 import ctypes
@@ -24,22 +24,22 @@ _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 
 @contextlib.contextmanager
 def writing_aside(parent: Path) -> Iterator[Path]:
-    """A new folder in `parent` whose name is no number and is hidden; at the end it is removed, unless it was moved away.
+    """A new folder in `parent` with a hidden name that is not a number; at the end it is removed, unless it was moved away.
 
-    Before, folders of the same kind are removed whose process is gone. A lock, which ends with its process however that ends,
-    tells them from those in use; where the file system has no locks, their age does: a day.
+    First, such folders of processes that no longer exist are removed. A lock, which ends with its process in any case,
+    distinguishes them from those in use; on file systems without locks, an age of one day does.
     """
-    with _locked(parent):  # nobody clears away what is not locked yet
+    with _locked(parent):  # nobody removes what is not locked yet
         _clear(parent)
     with _own(parent, WRITING) as folder:
         yield folder
 
 
 def put(source: Path, target: Path) -> None:
-    """Moves a folder to `target`, in place of what is there.
+    """Moves a folder to `target`, replacing what is there.
 
-    On Linux the two change places in one step, so that there always is a `target`; what was there is `source` then. On other
-    systems, and file systems that cannot do it, there is no `target` for a moment.
+    On Linux the two are exchanged in one step, so `target` always exists; the old one is then at `source`. On other
+    systems, and on file systems that cannot do this, `target` is missing for a moment.
     """
     if not target.exists():
         os.rename(source, target)
@@ -54,7 +54,7 @@ def put(source: Path, target: Path) -> None:
 
 
 def _exchange(source: Path, target: Path) -> bool:
-    """Whether two paths could be made to change places."""
+    """Exchanges two paths, and returns whether that succeeded."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError):
@@ -92,7 +92,7 @@ def _clear(parent: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path, wait: bool = True) -> Iterator[bool | None]:
-    """Locks a folder as long as this lasts; yields whether that succeeded, or None where there are no locks."""
+    """A context in which a folder is locked; yields whether that succeeded, or None if there are no locks."""
     if fcntl is None:
         yield None
         return

@@ -30,20 +30,20 @@ def export_onnx(
     input_signature: object = None,
     signature: str = "serving_default",
 ) -> Path:
-    """Writes a model as an ONNX file, for ONNX Runtime and what else reads that format.
+    """Writes a model as an ONNX file, for ONNX Runtime and everything else that reads this format.
 
     Inputs and outputs have the names that `export_saved_model` gives them, `probabilities` and `class` for a classifier, and the
-    batch size is free. What depends on weights alone, such as an orthogonal matrix, is a constant of the file. Layers in half
-    precision are exported in float32. The file is written aside and renamed: nobody sees half of one.
+    batch size is free. What depends on weights alone, such as an orthogonal matrix, is a constant in the file. Layers in half
+    precision are exported in float32. The file is written under another name and then renamed, so it is never seen incomplete.
 
-    A file answers one question; a flow answers several, and `signature` tells which. Layers with `stateful=True`, flows whose
-    log-determinants and inverses are linear algebra of data (`Invertible.elementary` is False) and models with an operation that
-    the format does not have raise NotImplementedError.
+    A file has one signature; a flow has several, and `signature` chooses. Layers with `stateful=True`, flows whose
+    log-determinants or inverses factor matrices or search (`Invertible.elementary` is False) and models with an operation that
+    the converter does not support raise NotImplementedError.
 
     Args:
-        model: A Keras model that is built. A subclassed one must have been called, or be given `input_signature`.
-        path: A file that ends in `.onnx`; folders above it are made.
-        overwrite: Whether a file that exists may be replaced.
+        model: A built Keras model. A subclassed model must have been called, or needs `input_signature`.
+        path: A file name that ends in `.onnx`; parent folders are created.
+        overwrite: Whether an existing file may be replaced.
         outputs: `"auto"`, `"logits"`, `"probabilities"` or `"raw"`, as in `export_saved_model`.
         input_signature: A nest of `tf.TensorSpec`, or of examples, for models whose inputs Keras does not know.
         signature: Which of the model's signatures, as `export_saved_model` names them: `"log_prob"`, `"encode"` or `"decode"` of
@@ -70,7 +70,7 @@ def export_onnx(
         import onnx
 
         served.export(file, format="onnx", input_signature=inputs, verbose=False)
-        onnx.checker.check_model(file)  # the converter writes operations that it does not know as they are, and goes on
+        onnx.checker.check_model(file)  # the converter writes unknown operations unchanged and continues
 
     for module in ("tf2onnx", "onnx"):
         if importlib.util.find_spec(module) is None:
@@ -88,15 +88,15 @@ def export_litert(
     signature: str = "serving_default",
     batch_size: int | None = None,
 ) -> Path:
-    """Writes a model as a LiteRT (TensorFlow Lite) file of built-in operations only: no runtime needs TensorFlow beside it.
+    """Writes a model as a LiteRT (TensorFlow Lite) file of built-in operations only, which runs without TensorFlow.
 
-    All that `export_onnx` says holds here too, but for three things. A loop over time in LiteRT has a batch of fixed size: a
-    model with a recurrent layer that is not unrolled takes `batch_size` rows, 1 unless it is given. Float64 is refused. And
-    LiteRT has `log_prob` and `encode` of a flow, but for few mixings `decode`.
+    Everything in `export_onnx` holds here too, with three exceptions. A loop over time in LiteRT has a fixed batch size: a
+    model with a recurrent layer that is not unrolled takes `batch_size` rows, by default 1. Float64 is refused. And for a flow
+    LiteRT has `log_prob` and `encode`, but `decode` only with few mixings.
 
     Args:
         model, overwrite, outputs, input_signature, signature: See `export_onnx`.
-        path: A file that ends in `.tflite`; folders above it are made.
+        path: A file name that ends in `.tflite`; parent folders are created.
         batch_size: The number of rows of every input; by default free, or 1 with a loop over time.
 
     Returns:
@@ -161,9 +161,9 @@ def _export(
         batch_size = batch_size or 1
     inputs = {key: tf.TensorSpec((batch_size, *spec.shape[1:]), spec.dtype, key) for key, spec in signature.inputs.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    with writing_aside(path.parent) as aside:  # on the same disk: renaming is one step
+    with writing_aside(path.parent) as aside:  # on the same disk, so that renaming is one step
         file = os.path.join(aside, path.name)
-        # Numbers and not tensors, which tf2onnx takes for inputs; and without notes on gradients, which a file does not have.
+        # Arrays instead of tensors, which tf2onnx takes for inputs; and no messages about gradients, which are not exported.
         with frozen(model, keras.ops.convert_to_numpy), _in_float32(model), quiet("absl", "tensorflow", "tf2onnx"):
             try:
                 convert(_Served(model, signature), [inputs], file)
@@ -182,7 +182,7 @@ def _export(
 
 
 def _chosen(signatures: dict[str, Signature], name: str) -> Signature:
-    """The signature of a name, if every input of it has a batch axis."""
+    """The signature with this name, if each of its inputs has a batch axis."""
     possible = {key: value for key, value in signatures.items() if all(spec.shape.rank for spec in value.inputs.values())}
     if name not in possible:
         raise ValueError(f"Unknown signature. Expected one of {list(possible)}, functions of a batch. Received: {name!r}")
@@ -222,7 +222,7 @@ def _refuse_model(model: Any, name: str) -> None:
 
 @contextlib.contextmanager
 def _in_float32(model: keras.Model) -> Iterator[None]:
-    """While this lasts, layers in half precision compute in float32: neither format has half precision for every operation."""
+    """A context in which layers in half precision compute in float32: neither format has half precision for all operations."""
     half = [
         (layer, layer.dtype_policy)
         for layer in model._flatten_layers()

@@ -28,8 +28,9 @@ def export_saved_model(
     """Writes a model as a versioned TensorFlow SavedModel, for TensorFlow Serving or any process that has TensorFlow.
 
     The folder `path/VERSION` needs neither this package nor Keras nor TensorFlow Probability. The batch size is free, inputs and
-    outputs have names, and what depends on weights alone, such as the factorisation of W, is computed now and not at every
-    request. A version is written aside and renamed: a server that watches `path` never sees half of one.
+    outputs have names, and what depends on weights alone, such as the factorisation of W, is computed at export instead of at
+    every request. A version is written under another name and then renamed: a server that watches `path` never sees an
+    incomplete one.
 
     | model | signature | inputs | outputs |
     |---|---|---|---|
@@ -46,14 +47,14 @@ def export_saved_model(
     8 bits, as for `Glow.log_prob`; an impossible image has `log_prob` −∞.
 
     Args:
-        model: A Keras model that is built. A subclassed one must have been called, or be given `input_signature`.
-        path: Folder of the model's versions; its name is the one that TensorFlow Serving is told.
-        version: Number of the version; by default the next free one, from 1 on.
-        overwrite: Whether `version` may be replaced or, where no version is given, the newest. Without it nothing that exists
+        model: A built Keras model. A subclassed model must have been called, or needs `input_signature`.
+        path: The folder for the model's versions; TensorFlow Serving uses its name.
+        version: The version number; by default the next free one, starting at 1.
+        overwrite: Whether `version` may be replaced or, if no version is given, the newest. Without it nothing that exists
             is changed.
-        outputs: What the model computes: `"logits"` or `"probabilities"` make a classifier of it, with one class per entry of the
-            last axis, or two if that has a single entry; `"raw"` does not. `"auto"` takes a model compiled with a cross-entropy
-            for a classifier, and one that ends in a softmax.
+        outputs: What the model computes: `"logits"` or `"probabilities"` make it a classifier, with one class per entry of the
+            last axis, or two if that has a single entry; `"raw"` does not. With `"auto"`, models that are compiled with a
+            cross-entropy or end in a softmax are classifiers.
         input_signature: A nest of `tf.TensorSpec`, or of examples, for models whose inputs Keras does not know.
 
     Returns:
@@ -82,7 +83,7 @@ def export_saved_model(
     kept: list[tf.Variable] = []
 
     def keep(tensor: tf.Tensor) -> tf.Tensor | tf.Variable:
-        # One value for all signatures. Single numbers stay in the graph, where branches that they rule out can be left out.
+        # One value for all signatures. Scalars stay in the graph, which can then drop the branches that they rule out.
         if not tensor.shape.num_elements() or tensor.shape.num_elements() == 1:
             return tensor
         kept.append(tf.Variable(tensor, trainable=False))
@@ -92,11 +93,11 @@ def export_saved_model(
         with frozen(model, keep):
             functions = _trace(signatures_of(model, outputs, input_signature))
         module = tf.Module()
-        # Only what the functions read: neither the state of an optimizer nor weights that a constant stands for.
+        # Only what the functions read: neither the state of an optimizer nor weights that a constant replaces.
         used = {id(variable): variable for function in functions.values() for variable in function.graph.variables}
         module.weights = list(used.values())
         module.tables = _tables(model, functions.values())
-        # Without gradients: a server does not need them, and closed forms keep what a SavedModel cannot hold.
+        # Without gradients: a server does not need them, and closed forms save what a SavedModel cannot hold.
         options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
         with quiet("tensorflow"):  # a notice about assets
             tf.saved_model.save(module, str(folder), signatures=functions, options=options)
@@ -106,7 +107,7 @@ def export_saved_model(
 
 
 def _trace(signatures: dict[str, Signature]) -> dict[str, tf.types.experimental.ConcreteFunction]:
-    """One concrete function per signature; signatures that are the same share theirs."""
+    """One concrete function per signature; equal signatures share one."""
     traced: dict[int, Any] = {}
     for signature in signatures.values():
         if id(signature.function) not in traced:
@@ -116,7 +117,7 @@ def _trace(signatures: dict[str, Signature]) -> dict[str, tf.types.experimental.
 
 
 def _tables(model: keras.Model, functions: Iterable[tf.types.experimental.ConcreteFunction]) -> list[tf.Module]:
-    """The tables of lookup layers that the functions read, which are no variables."""
+    """The tables of lookup layers that the functions read, which are not variables."""
     captured = {id(tensor) for function in functions for tensor, _ in function.graph.captures}
     parts = tf.train.TrackableView(model).descendants()
     resources = [part for part in parts if isinstance(part, tf.saved_model.experimental.TrackableResource)]
@@ -133,14 +134,14 @@ def _refuse_state(model: keras.Model) -> None:
 
 
 def _tidy(folder: Path) -> None:
-    """Removes the names of gradients that were not stored, of which TensorFlow would warn at every load; misses no file."""
+    """Checks that no asset is missing, and removes the names of gradients not stored, about which TensorFlow would warn."""
     from tensorflow.core.protobuf import saved_model_pb2
 
     saved, file = saved_model_pb2.SavedModel(), folder / "saved_model.pb"
     saved.ParseFromString(file.read_bytes())
     for meta_graph in saved.meta_graphs:
         for asset in meta_graph.asset_file_def:
-            if not (folder / "assets" / asset.filename).exists():  # of which TensorFlow says nothing before the first load
+            if not (folder / "assets" / asset.filename).exists():  # which TensorFlow reports only at the first load
                 raise FileNotFoundError(
                     "A layer reads its vocabulary from a file that is not there any more. Expected the file that it was made "
                     f"with. Received: no {asset.filename}"

@@ -16,7 +16,7 @@ _PIXELS = 96  # an image is enlarged to about this size, by whole factors
 
 
 class SignatureTable(NamedTuple):
-    """Name, and for every input and output its name, dtype and shape in words."""
+    """The name of a signature, and the name, dtype and shape of every input and output as text."""
 
     name: str
     inputs: list[str]
@@ -34,7 +34,7 @@ def find_version(path: Path) -> Path:
 
 
 def describe(loaded: tf.Module) -> list[SignatureTable]:
-    """The signatures of a loaded SavedModel, in order of their names, `serving_default` first."""
+    """The signatures of a loaded SavedModel, sorted by name, with `serving_default` first."""
 
     def words(specs: dict[str, tf.TensorSpec]) -> list[str]:
         return [f"{name}: {_shape(spec.shape)} {spec.dtype.name}" for name, spec in sorted(specs.items())]
@@ -67,7 +67,7 @@ def draw_samples(loaded: tf.Module, path: Path, n: int = 16, seed: int = 0, temp
     inputs = sample.structured_input_signature[1]
     numbers = {"n": n, "seed": seed, "temperature": temperature}
     images = sample(**{name: tf.constant(numbers[name], spec.dtype) for name, spec in inputs.items()})["images"].numpy()
-    # TensorFlow writes the picture: no need for another package.
+    # TensorFlow writes the image, so no other package is needed.
     picture = tf.io.encode_png(np.round(255 * mosaic(np.nan_to_num(images))).astype("uint8"))
     aside = path.with_name(f".{path.name}.tmp")
     aside.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def mosaic(images: np.ndarray) -> np.ndarray:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command `python -m keras_auxref.show`. What cannot be done is told in a sentence, with exit code 2."""
+    """The command `python -m keras_auxref.show`. Errors are one sentence, with exit code 2."""
     parser = argparse.ArgumentParser(
         prog="python -m keras_auxref.show",
         description="Print the signatures of an exported model; for a flow, also write a PNG of samples. "
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _can_sample(loaded: tf.Module) -> bool:
-    """Whether there is a signature `sample` like that of a flow: others may mean anything by the name."""
+    """Whether there is a signature `sample` like that of a flow: in other models the name may mean anything."""
     if "sample" not in loaded.signatures:
         return False
     sample = loaded.signatures["sample"]

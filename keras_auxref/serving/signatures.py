@@ -1,4 +1,4 @@
-"""What a model answers when it is served: functions of named tensors."""
+"""The signatures of a served model: functions of named tensors."""
 
 import re
 from collections.abc import Callable
@@ -22,9 +22,9 @@ class Signature(NamedTuple):
 
 
 def signatures_of(model: keras.Model, outputs: str = "auto", input_signature: object = None) -> dict[str, Signature]:
-    """The signatures of a classifier or of any other Keras model, by name, or those that a model brings, as a flow does.
+    """The signatures of a classifier or of any other Keras model, by name, or the model's own, as for a flow.
 
-    A model brings its own by a method `export_signatures`: see `Glow.export_signatures`. See `export_saved_model` for the rest.
+    A model with a method `export_signatures` has its own: see `Glow.export_signatures`. For the rest see `export_saved_model`.
     """
     if outputs not in OUTPUTS:
         raise ValueError(f"Unknown kind of outputs. Expected one of {list(OUTPUTS)}. Received: {outputs!r}")
@@ -54,7 +54,7 @@ def _inputs(model: keras.Model, given: object) -> tuple[object, dict[str, tf.Ten
     if given is not None:
         structure = given
     elif symbolic:
-        # A functional model may take a dictionary; without Keras' record of that, it takes its inputs one after another.
+        # A functional model may take a dictionary; if Keras has no record of that, it takes its inputs one after another.
         structure = getattr(model, "_inputs_struct", symbolic[0] if len(symbolic) == 1 else list(symbolic))
     else:
         structure = _shape_of_call(model)
@@ -77,7 +77,7 @@ def _shape_of_call(model: keras.Model) -> keras.KerasTensor:
 
 
 def _names(given: list[str | None], structure: object) -> list[str]:
-    """A name for every input: its key, its own name or, where Keras made that up, `inputs`, `inputs_1`, …"""
+    """A name for every input: its key, its own name or, if Keras generated that, `inputs`, `inputs_1`, …"""
     if isinstance(structure, dict):
         names = [str(key) for key in sorted(structure)]
         if len(names) == len(given):
@@ -135,7 +135,7 @@ def _named(model: keras.Model, y: Tensor | Nest, kind: str) -> dict[str, Tensor]
     probabilities = y
     if kind == "logits":
         probabilities = keras.ops.sigmoid(y) if binary else keras.ops.softmax(y, axis=-1)
-    # Not `keras.ops.argmax`, which takes an operation that the converters to ONNX and LiteRT do not know.
+    # Not `keras.ops.argmax`, which uses an operation that the converters to ONNX and LiteRT do not know.
     chosen = keras.ops.cast(probabilities[..., 0] > 0.5, "int64") if binary else tf.argmax(probabilities, axis=-1)
     return {"probabilities": probabilities, "class": chosen}
 

@@ -1,4 +1,4 @@
-"""Numbered folders as TensorFlow Serving watches them, each of which appears whole or not at all."""
+"""Numbered folders, as TensorFlow Serving expects them, each of which appears complete or not at all."""
 
 import os
 from collections.abc import Callable
@@ -22,9 +22,9 @@ def _numbered(path: Path) -> list[Path]:
 def write_version(path: Path, write: Callable[[Path], None], version: int | None = None, overwrite: bool = False) -> Path:
     """Lets `write` fill a temporary folder and renames that to the next free version number under `path`, or to `version`.
 
-    A server that watches `path` takes folders with a number for a name, and so never sees half a model. What is there stays,
-    unless `overwrite` says that a version may be replaced: `version` or, where that is None, the newest. The new one then takes
-    its place in one step, where the system can do that. What killed exports left under `path` is removed.
+    A server that watches `path` only looks at folders whose name is a number, so it never sees an incomplete model. Existing
+    versions stay, unless `overwrite` allows one to be replaced: `version` or, if that is None, the newest. The new one then
+    takes its place in one step, if the system can do that. Leftovers of killed exports under `path` are removed.
 
     Returns:
         The folder of the version.
@@ -45,7 +45,7 @@ def write_version(path: Path, write: Callable[[Path], None], version: int | None
     path.mkdir(parents=True, exist_ok=True)
     with writing_aside(path) as aside:  # on the same disk, so that renaming is one step
         write(aside)
-        aside.chmod(0o755)  # which a server run by somebody else can read
+        aside.chmod(0o755)  # so that a server run by another user can read it
         return _place(aside, path, version, overwrite)
 
 
@@ -73,6 +73,6 @@ def _place(aside: Path, path: Path, version: int | None, overwrite: bool) -> Pat
         except OSError:
             if not target.exists():
                 raise
-            continue  # somebody else, who is exporting too, has taken the number
+            continue  # another export has taken the number
         return target
     raise FileExistsError(f"Found no free version under {path}: others take them as fast as this process asks.")
