@@ -42,7 +42,7 @@ __all__ = [
     "regularizers",
 ]
 _ON_TENSORFLOW = ("bijectors", "export_saved_model", "serving")
-"""What needs TensorFlow, or TensorFlow Probability, which takes a second to import: only those who use it pay for it."""
+"""What needs TensorFlow, or TensorFlow Probability, which takes a second to import: imported only when used."""
 
 
 def __getattr__(name: str) -> Any:

@@ -52,10 +52,10 @@ class UniformFanIn(keras.initializers.RandomUniform):
 
 
 class OrthogonalMatrix(keras.initializers.Initializer):
-    """An orthogonal matrix Q: the start of every layer that is, or may be, an orthogonal map.
+    """An orthogonal matrix Q: the start of every layer that is, or can be, an orthogonal map.
 
-    A layer of this package that gets one as its initializer starts as x ↦ Q x, however it holds its weights. Subclasses override
-    `draw`.
+    A layer of this package that gets one as its initializer starts as x ↦ Q x, however its weights are parametrised. Subclasses
+    override `draw`.
 
     Args:
         seed: Integer or None. The same seed gives the same matrix, in every dtype.
@@ -144,8 +144,8 @@ class Henaff(_RotationBlocks):
 class FixedPointFree(OrthogonalMatrix):
     """A random orthogonal matrix Q that moves every vector: uniform among those with det Q = (−1)ᵈ.
 
-    With the other determinant every orthogonal matrix has the eigenvalue 1. Without it W = I − Q is invertible, f(x) = Q x has
-    one preimage for every vector, and keeps one for every W nearby.
+    With the other determinant every orthogonal matrix has the eigenvalue 1. Without this eigenvalue W = I − Q is invertible, and
+    f has exactly one preimage for every vector, also for every W nearby.
 
     Args:
         seed: Integer or None. The same seed gives the same matrix, in every dtype.
@@ -168,11 +168,11 @@ class FixedPointFree(OrthogonalMatrix):
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class SignedPermutation(OrthogonalMatrix):
-    """A random permutation with signs that exchanges the halves of the axis and moves every vector: Qx has no fixed point.
+    """A random permutation with signs that exchanges the halves of the axis and moves every vector: Q has no eigenvalue 1.
 
-    Each entry of the first half goes to a random place of the second, and back. One sign of every cycle is −1, so that Q to the
-    length of the cycle is −I there, and 1 is no eigenvalue. Vectors whose entries mean something by themselves, such as
-    the columns of a table, keep their axes.
+    Each entry of the first half goes to a random place in the second, and vice versa. One sign of every cycle is −1: Q to the
+    power of the cycle length is −I there, so 1 is not an eigenvalue. It does not mix axes, which suits vectors whose
+    entries have a meaning of their own, such as the columns of a table.
 
     Args:
         seed: Integer or None. The same seed gives the same matrix, in every dtype.
@@ -256,7 +256,7 @@ class Orthonormal(keras.initializers.Initializer):
 
 
 Source: TypeAlias = np.ndarray | keras.initializers.Initializer
-"""What gives an orthogonal matrix: itself, or an initializer."""
+"""The source of an orthogonal matrix: the matrix itself, or an initializer."""
 _NAMES: dict[str, type[OrthogonalMatrix]] = {
     "cayley": Cayley,
     "henaff": Henaff,
@@ -266,9 +266,9 @@ _NAMES: dict[str, type[OrthogonalMatrix]] = {
 
 
 def get(identifier: Any) -> keras.initializers.Initializer:
-    """An initializer from anything that Keras accepts, from a name of one here such as "fixed_point_free", or from an array.
+    """An initializer from anything that Keras accepts, from a name defined here such as "fixed_point_free", or from an array.
 
-    A square array is an orthogonal start, `ReflectionOf(array)`; another is `Orthonormal(array)`.
+    A square array is an orthogonal start, `ReflectionOf(array)`; any other becomes `Orthonormal(array)`.
 
     Example:
     >>> from keras_auxref import initializers
@@ -284,10 +284,10 @@ def get(identifier: Any) -> keras.initializers.Initializer:
 
 
 def orthogonal_start(initializer: keras.initializers.Initializer | None) -> Source | None:
-    """What makes the orthogonal matrix that an initializer means, or None where it makes weights.
+    """The source of the orthogonal matrix that an initializer stands for, or None if it makes weights.
 
     Orthogonal starts are an `OrthogonalMatrix`, the one inside a `ReflectionOf`, and Keras' `Orthogonal` and `Identity`; for
-    a map that is not square an `Orthonormal` too.
+    a map that is not square also an `Orthonormal`.
     """
     if isinstance(initializer, ReflectionOf):
         return initializer.orthogonal
@@ -296,7 +296,7 @@ def orthogonal_start(initializer: keras.initializers.Initializer | None) -> Sour
 
 
 def orthogonal_matrix(source: Source, d: int, dtype: str) -> np.ndarray:
-    """An orthogonal d×d matrix from an array or an initializer, checked, in float64. Half precision is asked for float32."""
+    """An orthogonal d×d matrix from an array or an initializer, checked, in float64. For half precision it is made in float32."""
     if isinstance(source, np.ndarray):
         matrix = source
     else:
@@ -311,7 +311,7 @@ def orthogonal_matrix(source: Source, d: int, dtype: str) -> np.ndarray:
 def orthonormal_matrix(source: Source, shape: tuple[int, int], dtype: str) -> np.ndarray:
     """A matrix with orthonormal rows or columns from an array or an initializer, checked, in float64.
 
-    Of an initializer that makes square matrices, the first rows or columns.
+    If the initializer makes square matrices, the first rows or columns.
     """
     if isinstance(source, OrthogonalMatrix):
         return orthogonal_matrix(source, max(shape), dtype)[: shape[0], : shape[1]]

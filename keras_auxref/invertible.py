@@ -1,4 +1,4 @@
-"""The contract of invertible layers: what layers offer, and all that bijectors, flows and exporters need to know of them."""
+"""The interface of invertible layers: everything that bijectors, flows and exporters need to know about them."""
 
 import functools
 import importlib
@@ -17,15 +17,15 @@ T = TypeVar("T")
 
 
 class Invertible:
-    """The contract of an invertible Keras layer, and the part of it that is the same for all.
+    """The interface of an invertible Keras layer, and the part of it that is the same for all.
 
         y = layer(x)      x = layer.inverse(y)      layer.log_det_jacobian(x) = log|det ∂y/∂x|
 
-    One event is the last `event_ndims` axes of x, the part that the Jacobian is taken over; a log-determinant has the axes
+    One event is the last `event_ndims` axes of x, over which the Jacobian is taken; a log-determinant has the axes
     before it. **A layer must have two methods, `forward_and_log_det` and `inverse`**; `call` and `log_det_jacobian` follow from
-    the first. (One that has `call` and `log_det_jacobian` instead gets `forward_and_log_det` from these.) It overrides
+    the first. (A layer with `call` and `log_det_jacobian` instead gets `forward_and_log_det` from these.) It overrides
     `certificate` to state what is proven; `proof` if the inverse may not be unique; `inverse_event_ndims` and
-    `inverse_output_shape` if it changes the shape of an event; `inverse_parts` if it is made of other invertible layers.
+    `inverse_output_shape` if it changes the shape of an event; `inverse_parts` if it consists of other invertible layers.
     An optional method `initialize(x)` initialises it from data; a weight or property `initialized` is then true. If its methods
     take a keyword argument `context`, they get the context of the flow.
 
@@ -44,13 +44,13 @@ class Invertible:
 
     event_ndims: int = 1
     cheap_log_det: bool = False
-    """True where `forward_and_log_det` costs hardly more than `call`: a bijector then always asks for both."""
+    """True if `forward_and_log_det` costs hardly more than `call`: a bijector then always computes both."""
     constant_jacobian: bool = False
-    """True where ∂y/∂x does not depend on x: a linear map, a shift, a permutation."""
+    """True if ∂y/∂x does not depend on x: a linear map, a shift, a permutation."""
     elementary: bool = True
-    """True where `forward_and_log_det` and `inverse` are sums and products, once what depends on weights alone is known."""
+    """True if `forward_and_log_det` and `inverse` are sums and products, once what depends on weights alone is known."""
     supports_xla: bool = True
-    """False where TensorFlow's XLA lacks an operation that the layer needs."""
+    """False if TensorFlow's XLA lacks an operation that the layer needs."""
     built: bool
     compute_dtype: str
     name: str
@@ -72,14 +72,14 @@ class Invertible:
         """x with layer(x) = y."""
         raise NotImplementedError(f"{type(self).__name__} lacks `inverse`, which an invertible layer must have.")
 
-    if not TYPE_CHECKING:  # every layer has arguments of its own beside the inputs
+    if not TYPE_CHECKING:  # every layer has its own arguments besides the inputs
 
         def call(self, inputs: Tensor, training: bool | None = None, context: Tensor | None = None) -> Tensor:
             """y alone."""
             return pass_on(self.forward_and_log_det, inputs, training=training, context=context)[0]
 
         def compute_output_shape(self, input_shape: Shape) -> Shape:
-            """That of the input, unless a layer has another."""
+            """The shape of the input, unless a layer overrides this."""
             return input_shape
 
     def log_det_jacobian(self, x: Tensor) -> Tensor:
@@ -87,14 +87,14 @@ class Invertible:
         return self.forward_and_log_det(x)[1]
 
     def certificate(self) -> Certificate:
-        """What is proven about the invertibility of this layer, with the weights and the precision that it has now."""
+        """What is proven about the invertibility of this layer, with its current weights and precision."""
         raise NotImplementedError(
             f"Nothing is known about the invertibility of layer '{self.name}': {type(self).__name__} does not implement "
             "`certificate`, and a certificate never guesses."
         )
 
     def proof(self) -> Tensor | None:
-        """Whether `inverse` is proven to return the only preimage: None where it always does, else a scalar boolean tensor.
+        """Whether `inverse` is proven to return the only preimage: None if it always does, else a scalar boolean tensor.
 
         Unlike `certificate` this also works inside a graph.
         """
@@ -102,11 +102,11 @@ class Invertible:
 
     @property
     def in_doubt(self) -> bool:
-        """True where a certificate alone says whether the inverse is unique, and training may lose it: for a free W."""
+        """True if only a certificate tells whether the inverse is unique, and training may lose it: for a free W."""
         return any(part.in_doubt for part in self.inverse_parts() if part is not self)
 
     def require_certificate(self, name: str) -> None:
-        """Warns or refuses, as a layer `in_doubt` is told to, where its method `name` is used without a certificate."""
+        """Warns or raises, as set in a layer that is `in_doubt`, if its method `name` is used without a certificate."""
         for part in self.inverse_parts():
             if part is not self:
                 part.require_certificate(name)
@@ -117,18 +117,18 @@ class Invertible:
         return self.event_ndims
 
     def inverse_output_shape(self, output_shape: Shape) -> Shape:
-        """The shape of `inverse(y)` for y of a shape: the counterpart of `compute_output_shape`."""
+        """The shape of `inverse(y)` for the shape of y: the counterpart of `compute_output_shape`."""
         return output_shape
 
     def inverse_parts(self) -> list["Invertible"]:
-        """The invertible layers that `inverse` runs through: this one, or those that it is made of."""
+        """The invertible layers that `inverse` runs through: this one, or those that it consists of."""
         return [self]
 
     def bijector(self, **kwargs: object) -> Any:
         """A new TFP bijector over the weights of this layer: a view, never a copy. TensorFlow only."""
         require_built(self, "bijector")
-        require_tensorflow("bijector")  # it would see no variables of another backend, and training it would change nothing
-        # A view is made on the floor above, and TensorFlow Probability is imported by those alone who ask for one.
+        require_tensorflow("bijector")  # it would not see the variables of another backend, and training it would change nothing
+        # Bijectors are a floor above this one, and TensorFlow Probability is imported only if one is needed.
         return importlib.import_module("keras_auxref.bijectors").LayerBijector(self, **kwargs)
 
     def _tensor(self, x: Tensor, name: str) -> Tensor:
@@ -138,7 +138,7 @@ class Invertible:
 
 
 def pass_on(method: Callable[..., T], x: Tensor, **extra: object) -> T:
-    """method(x) with those of the keyword arguments that are not None and that it takes."""
+    """method(x) with those keyword arguments that are not None and that it accepts."""
     return method(x, **{name: value for name, value in extra.items() if value is not None and takes(method, name)})
 
 
@@ -153,7 +153,7 @@ def _parameters(function: Callable[..., object]) -> frozenset[str]:
 
 
 def require_built(layer: keras.layers.Layer, name: str) -> None:
-    """Refuses an attribute that needs weights before there are any."""
+    """Refuses access to an attribute that needs weights before there are any."""
     if not layer.built:
         raise ValueError(
             f"`{name}` needs weights, and layer '{layer.name}' has not been built. Call it on data, or `build(shape)`."

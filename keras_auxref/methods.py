@@ -1,4 +1,4 @@
-"""How the methods of invertible layers take their input: one dense tensor, a layer that is built, a functional model."""
+"""Checks for the methods of invertible layers: one dense tensor as input, a layer that is built, use in functional models."""
 
 import functools
 from collections.abc import Callable
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def checked(method: Callable[..., T]) -> Callable[..., T]:
-    """A method of `METHODS` that refuses what is not one tensor, builds its layer on first use, and joins functional models."""
+    """A method that refuses anything but one tensor, builds its layer on first use, and may be used in functional models."""
     name = method.__name__
 
     @functools.wraps(method)
@@ -41,7 +41,7 @@ def build_for(layer: keras.layers.Layer, method: str, shape: Shape) -> None:
 
 
 def _check_width(layer: keras.layers.Layer, method: str, shape: Shape) -> None:
-    """What `InputSpec` checks of a call: the last axis that the layer was built for."""
+    """What `InputSpec` checks in a call: the size of the last axis for which the layer was built."""
     width = (getattr(layer.input_spec, "axes", None) or {}).get(-1)
     if width is None:
         return
@@ -55,7 +55,7 @@ def _check_width(layer: keras.layers.Layer, method: str, shape: Shape) -> None:
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class LayerMethod(keras.layers.Layer):
-    """A method of an invertible layer as a layer of its own, with the same weights: what `layer.inverse(keras.Input(…))` makes.
+    """A method of an invertible layer as a separate layer with the same weights: what `layer.inverse(keras.Input(…))` creates.
 
     Args:
         layer: An invertible layer.

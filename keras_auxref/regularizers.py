@@ -1,4 +1,4 @@
-"""Soft orthogonality: penalties that pull a kernel towards orthogonal columns, where the layers here are orthogonal by form."""
+"""Soft orthogonality: penalties that pull a kernel towards orthogonal columns. The layers here are orthogonal by construction."""
 
 import math
 
@@ -29,7 +29,7 @@ class SoftOrthogonal(keras.regularizers.Regularizer):
     Args:
         mode: `"so"`, `"dso"`, `"mc"` or `"srip"`.
         strength: Number ≥ 0.
-        iterations: Steps of the power iteration. The paper takes 1 step of two products; more come closer to σmax, from below.
+        iterations: Steps of the power iteration. The paper takes 1 step of two products; more get closer to σmax, from below.
 
     Example:
     >>> import numpy as np

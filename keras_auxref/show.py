@@ -1,4 +1,4 @@
-"""`python -m keras_auxref.show saved_models/NAME` prints what an exported model answers; see `keras_auxref.serving.show`."""
+"""`python -m keras_auxref.show saved_models/NAME` prints the signatures of an exported model; see `keras_auxref.serving.show`."""
 
 from keras_auxref.serving.show import main
 

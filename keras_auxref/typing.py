@@ -1,4 +1,4 @@
-"""Names for what the signatures of this package mean."""
+"""Type aliases for the signatures of this package."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -8,13 +8,13 @@ import keras
 import numpy as np
 
 Shape: TypeAlias = tuple[int | None, ...]
-"""Sizes of axes, with None where one is unknown."""
+"""Sizes of axes, with None for an unknown size."""
 
 
 class Tensor(Protocol):
     """A tensor of the backend that Keras runs on, or an array that becomes one: numbers with a shape and a dtype.
 
-    What all of them have in common: arithmetic entry by entry, `@`, comparisons and indexing.
+    All of them have elementwise arithmetic, `@`, comparisons and indexing.
     """
 
     @property
@@ -23,7 +23,7 @@ class Tensor(Protocol):
 
     @property
     def dtype(self) -> Any:
-        """The kind of numbers, in a type of the backend: `rows.dtype_of` has its name."""
+        """The dtype, in a type of the backend: `rows.dtype_of` gives its name."""
 
     def __getitem__(self, key: Any, /) -> "Tensor": ...
     def __add__(self, other: Any, /) -> "Tensor": ...
@@ -45,14 +45,14 @@ class Tensor(Protocol):
 
 
 DType: TypeAlias = str | type | np.dtype | keras.DTypePolicy
-"""A kind of numbers, as Keras takes it: its name, its type, or a policy of layers."""
+"""A dtype, as Keras takes it: its name, its type, or the policy of a layer."""
 PathLike: TypeAlias = str | os.PathLike[str]
 Seed: TypeAlias = int | keras.random.SeedGenerator
 Config: TypeAlias = dict[str, object]
-"""Arguments by name, as `get_config` gives them: numbers, words, and dictionaries of these."""
+"""Arguments by name, as `get_config` returns them: numbers, strings, and dictionaries of these."""
 
 Initializer: TypeAlias = str | Config | Callable[..., Tensor] | keras.initializers.Initializer
-"""What makes first values, as Keras takes it: an object, a name or a configuration. So are the next three."""
+"""An initializer, as Keras takes it: an object, a name or a configuration. The next ones are similar."""
 Regularizer: TypeAlias = str | Config | Callable[[Tensor], Tensor] | keras.regularizers.Regularizer
 Constraint: TypeAlias = str | Config | Callable[[Tensor], Tensor] | keras.constraints.Constraint
 Activation: TypeAlias = str | Config | Callable[[Tensor], Tensor]
