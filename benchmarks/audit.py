@@ -40,7 +40,7 @@ Found = dict[str, dict[str, dict[str, list[str]]]]
 
 def cases() -> dict[str, Callable[[], Any]]:
     """Every layer, and `Glow` with every mixing, by the call that makes it."""
-    from keras_auxref import Glow, flows, layers
+    from keras_auxref import Glow, flows, layers, posteriors
 
     def glow(mixing: str) -> Callable[[], Any]:
         return lambda: Glow((4, 4, 3), levels=1, steps=1, hidden=4, mixing=mixing)
@@ -56,21 +56,25 @@ def cases() -> dict[str, Callable[[], Any]]:
         "OrthogonalDense(units=3)": lambda: layers.OrthogonalDense(units=3),
         'SVDDense(map="aux")': lambda: layers.SVDDense(map="aux"),
         'SVDDense(map="householder")': lambda: layers.SVDDense(map="householder"),
+        "ModReLU()": layers.ModReLU,
         "OrthogonalRNN(4)": lambda: layers.OrthogonalRNN(4),
         'OrthogonalRNN(4, "householder")': lambda: layers.OrthogonalRNN(4, "householder"),
+        'OrthogonalRNN(4, kernel="relaxed_cayley")': lambda: layers.OrthogonalRNN(4, kernel="relaxed_cayley"),
         "ActNorm()": flows.ActNorm,
         "AffineCoupling()": lambda: flows.AffineCoupling(hidden=4),
         "AdditiveCoupling()": lambda: flows.AdditiveCoupling(hidden=4),
         "LogisticMixtureCoupling()": lambda: flows.LogisticMixtureCoupling(hidden=4),
+        "SplineCoupling()": lambda: flows.SplineCoupling(hidden=4),
         "InvertibleDense()": flows.InvertibleDense,
+        "ReflectedDense()": flows.ReflectedDense,
         "QRDense()": flows.QRDense,
         "Permutation()": flows.Permutation,
+        "Squeeze()": flows.Squeeze,
+        "FactoredFlow()": posteriors.FactoredFlow,
+        "HouseholderFlow()": posteriors.HouseholderFlow,
+        "SylvesterFlow()": posteriors.SylvesterFlow,
     }
-    for mixing in ("aux_factored", "aux_factored_right", "aux_factored_qr", "qr", "householder", "conv"):
-        found[f'Glow(mixing="{mixing}")'] = glow(mixing)
-    for mixing in ("aux", "aux_spectral", "aux_relaxed_cayley"):
-        found[f'Glow(mixing="{mixing}")'] = glow(mixing)
-    return found
+    return found | {f'Glow(mixing="{mixing}")': glow(mixing) for mixing in flows.MIXINGS}
 
 
 def questions_of(name: str, make: Callable[[], Any]) -> Iterator[tuple[str, Any, Callable[[Any], Any], tuple[int, ...], bool]]:
@@ -82,13 +86,20 @@ def questions_of(name: str, make: Callable[[], Any]) -> Iterator[tuple[str, Any,
         yield "log-determinant", layer, lambda x: layer.encode(x)[1], shape, True
         yield "inverse", layer, layer.decode, (ROWS, 48), False
         return
-    shape = (ROWS, 7, D) if "RNN" in name else (ROWS, D)
+    if name.endswith("Flow()"):  # of a posterior: its input is the output of the encoder too
+        shape = (ROWS, D)
+        layer.build(shape, shape)
+        yield "training", layer, lambda x: layer(x, x, training=True), shape, True
+        yield "log-determinant", layer, lambda x: layer.forward_and_log_det(x, x)[1], shape, True
+        yield "inverse", layer, lambda y: layer.inverse(y, y), shape, False
+        return
+    shape = (ROWS, 7, D) if "RNN" in name else (ROWS, 4, 4, 3) if "Squeeze" in name else (ROWS, D)
     layer.build(shape)
     yield "training", layer, lambda x: layer(x, training=True), shape, True
-    if "RNN" in name or "units" in name:
+    if "RNN" in name or "units" in name or "ModReLU" in name:
         return
     yield "log-determinant", layer, lambda x: layer.forward_and_log_det(x)[1], shape, True
-    yield "inverse", layer, layer.inverse, shape, False
+    yield "inverse", layer, layer.inverse, tuple(layer.compute_output_shape(shape)), False
 
 
 def on_tensorflow(layer: Any, function: Callable[[Any], Any], shape: tuple[int, ...], gradient: bool) -> dict[str, list[str]]:

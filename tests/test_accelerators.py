@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import keras
 import pytest
 import tensorflow as tf
 from tensorflow.python.framework import kernels
 
 from benchmarks import audit
+from keras_auxref import flows, layers, posteriors
 
 ALL_CLEAN = {"host": [], "double": []}
 
@@ -22,6 +24,15 @@ def test_default_paths_run_on_a_gpu_in_single_precision(name: str) -> None:
     found = audit.audit({name: audit.CLEAN[name]})[name]
     assert "training" in found
     assert all(cells == ALL_CLEAN for cells in found.values()), found
+
+
+def test_every_layer_and_every_mixing_is_asked() -> None:
+    """Cells, and what is made of other layers, are asked as part of others."""
+    made_of_others = {"Chain", "Flow", "Glow", "MultiScale", "OrthogonalRNNCell", "Repeat", "VariationalDequantisation"}
+    public = {name: getattr(module, name) for module in (flows, layers, posteriors) for name in module.__all__}
+    found = {name for name, value in public.items() if isinstance(value, type) and issubclass(value, keras.layers.Layer)}
+    assert found - made_of_others == {name.split("(")[0] for name in audit.cases()} - {"Glow"}
+    assert {f'Glow(mixing="{mixing}")' for mixing in flows.MIXINGS} <= set(audit.cases())
 
 
 def test_the_audit_finds_what_there_is() -> None:
