@@ -135,6 +135,17 @@ def check_invertible(layer: keras.layers.Layer) -> keras.layers.Layer:
     raise ValueError(f"The layer must be invertible. Expected a Keras layer with `Invertible`. Received: {layer!r}")
 
 
+def check_template(layer: keras.layers.Layer, name: str) -> keras.layers.Layer:
+    """An invertible layer that has not been built, and is made of none that has."""
+    built = next((part for part in (check_invertible(layer), *layer.inverse_parts()) if part.built), None)
+    if built is not None:
+        raise ValueError(
+            f"`{name}` is a template, of which every step gets a copy. Expected a layer that has not been built. Received: "
+            f"'{built.name}', which has weights"
+        )
+    return layer
+
+
 def called(layer: keras.layers.Layer, x: Tensor, **extra: object) -> Tensor:
     """layer(x) with those of the keyword arguments that are not None and that its `call` takes."""
     return layer(x, **{name: value for name, value in extra.items() if value is not None and takes(layer.call, name)})

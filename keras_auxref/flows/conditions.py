@@ -44,6 +44,16 @@ class Condition:
 
     def rows(self, context: Tensor | None, single: bool = False) -> Tensor | None:
         """The checked context as networks see it, of shape `(batch, width)`. With `single`, no batch axis means one row."""
+        context = self.check(context, single)
+        if context is None:
+            return None
+        context = keras.ops.convert_to_tensor(context)
+        if self.classes:
+            return keras.ops.one_hot(context, self.classes, dtype=self.dtype)
+        return keras.ops.cast(context, self.dtype)
+
+    def check(self, context: Tensor | None, single: bool = False) -> Tensor | None:
+        """Refuses a context that does not fit, and returns it with a batch axis, otherwise as it is."""
         if not self:
             if context is not None:
                 raise ValueError(
@@ -72,7 +82,7 @@ class Condition:
         if len(context.shape) != 2 or context.shape[-1] != self.size:
             raise ValueError(f"The context does not fit this model. Expected {self._expected}. Received: {tuple(context.shape)}")
         check_finite_columns(context, "The context does not fit this model.")
-        return keras.ops.cast(keras.ops.convert_to_tensor(context), self.dtype)
+        return context
 
     def _labels(self, labels: Tensor, single: bool) -> Tensor:
         if single and len(labels.shape) == 0:
@@ -91,7 +101,7 @@ class Condition:
                     f"The labels do not fit this model. Expected {self._expected}. Received: numbers from {values.min()} to "
                     f"{values.max()}"
                 )
-        return keras.ops.one_hot(keras.ops.convert_to_tensor(labels), self.classes, dtype=self.dtype)
+        return labels
 
 
 class Conditioned(Invertible):

@@ -2,8 +2,9 @@
 
 import keras
 
+from keras_auxref.flows.chain import check_template
 from keras_auxref.flows.copies import clone
-from keras_auxref.flows.mixing import Part, as_template, check_template
+from keras_auxref.flows.mixing import Part, as_template
 from keras_auxref.flows.parts import AdditiveCoupling, AffineCoupling, LogisticMixtureCoupling, SplineCoupling
 from keras_auxref.flows.parts.coupling import Coupling
 from keras_auxref.invertible import takes
@@ -44,11 +45,15 @@ def coupling_template(coupling: Part, hidden: int, dtype: DType, context: int | 
     if isinstance(coupling, str):
         return _LAYERS[coupling](hidden=hidden, context=context, dtype=dtype)
     layer = as_template(coupling, dtype)
-    if context is None:
-        return layer
-    if isinstance(layer, Coupling) and layer.context is None:
+    if isinstance(layer, Coupling):
+        if layer.context not in (None, context):
+            other = "" if context is None else f", or with context={context}"
+            raise ValueError(
+                f"A coupling sees the context of its flow. Expected a coupling without `context`{other}. Received: "
+                f"'{layer.name}' with context={layer.context}"
+            )
         return clone(layer, context=context)
-    if not takes(layer.forward_and_log_det, "context"):
+    if context is not None and not takes(layer.forward_and_log_det, "context"):
         raise ValueError(
             "The coupling is what sees the context of a flow. Expected a layer whose `forward_and_log_det` and `inverse` take "
             f"`context`. Received: {layer!r}"

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import keras
 
 from keras_auxref import kernels
-from keras_auxref.flows.chain import Chain, check_invertible
+from keras_auxref.flows.chain import Chain, check_template
 from keras_auxref.flows.copies import clone
 from keras_auxref.flows.parts import InvertibleDense, Permutation, QRDense, ReflectedDense
 from keras_auxref.initializers import FixedPointFree, OrthogonalMatrix, ReflectionOf
@@ -57,16 +57,6 @@ def check_mixing(mixing: Part | kernels.Kernel | Config) -> Part:
             f"Unknown mixing of channels. Expected one of {list(MIXINGS)}, or an invertible Keras layer. Received: {mixing!r}"
         )
     return check_template(mixing, "mixing")
-
-
-def check_template(layer: keras.layers.Layer, name: str) -> keras.layers.Layer:
-    """An invertible layer that has not been built."""
-    if check_invertible(layer).built:
-        raise ValueError(
-            f"`{name}` is a template, of which every step gets a copy. Expected a layer that has not been built. Received: "
-            f"'{layer.name}', which has weights"
-        )
-    return layer
 
 
 def mixing_template(

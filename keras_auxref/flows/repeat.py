@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from keras_auxref.certificate import Certificate
-from keras_auxref.flows.chain import all_proven, called, check_invertible, combined, is_initialized
+from keras_auxref.flows.chain import all_proven, called, check_template, combined, is_initialized
 from keras_auxref.flows.copies import Hidden, clone, serialized
 from keras_auxref.flows.recomputation import Body, as_function, by_inverse, from_inputs, refuse_in_doubt
 from keras_auxref.invertible import Invertible, pass_on
@@ -70,14 +70,8 @@ class Repeat(Freezable, Invertible, keras.layers.Layer):
         remat: bool | Literal["inverse"] = False,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
-        kwargs.setdefault("dtype", getattr(layer, "dtype_policy", None))
+        kwargs.setdefault("dtype", check_template(layer, "layer").dtype_policy)
         super().__init__(**kwargs)
-        check_invertible(layer)
-        if layer.built:
-            raise ValueError(
-                "The layer is a template: copies start anew. Expected a layer that has not been built. Received: "
-                f"'{layer.name}', which has weights"
-            )
         if isinstance(times, bool) or not isinstance(times, int) or times < 1:
             raise ValueError(f"`times` must be a positive integer. Expected 1, 2, 3, … Received: {times!r}")
         if unroll not in (None, True, False):

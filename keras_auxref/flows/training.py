@@ -245,12 +245,13 @@ class LikelihoodModel(keras.Model):
                     f"or a call of `initialize` before. Received: {type(data).__name__}"
                 )
             return data
-        some = inputs_of(batch)
-        self.check_data(data if hasattr(data, "shape") else some, first=start)
-        context = None
+        # All of an array, and of pairs of arrays; of anything else the first batch.
+        whole = data if hasattr(data, "shape") or isinstance(data, tuple | list) else batch
+        self.check_data(inputs_of(whole), first=start)
+        some, context = inputs_of(batch), None
         if self.condition:
-            context = y[: self.initial_size] if y is not None else batch[1] if isinstance(batch, tuple | list) else None
-            self.condition.rows(context)
+            second = whole[1] if isinstance(whole, tuple | list) and len(whole) > 1 else None
+            context = self.condition.check(second if y is None else y)
         if start:
-            self.initialize(some, context) if self.condition else self.initialize(some)
+            self.initialize(some) if context is None else self.initialize(some, context[: len(some)])
         return data

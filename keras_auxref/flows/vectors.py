@@ -14,13 +14,15 @@ def check_vectors(x: Tensor, d: int) -> None:
         raise ValueError(f"Vectors do not fit this model. Expected an array of shape (batch, {d}). Received: {type(x).__name__}")
     if len(x.shape) != 2 or x.shape[-1] != d:
         raise ValueError(f"Vectors do not fit this model. Expected shape (batch, {d}). Received: {tuple(x.shape)}")
-    dtype = keras.backend.standardize_dtype(x.dtype)
-    if not keras.backend.is_float_dtype(dtype):
+    dtype = str(x.dtype) if isinstance(x, np.ndarray) else keras.backend.standardize_dtype(x.dtype)
+    if dtype.startswith(("int", "uint", "bool")):
         raise ValueError(
             "Vectors do not fit this model: what takes whole numbers only has no density. Expected floating-point numbers. "
             f"Received: {dtype}. To spread whole numbers: `x + np.random.default_rng(0).random(x.shape)`; if they are "
             "measurements: `x.astype('float32')`."
         )
+    if not dtype.startswith(("float", "bfloat")):
+        raise ValueError(f"Vectors do not fit this model. Expected floating-point numbers. Received: {dtype}")
     check_finite_columns(x, "Vectors do not fit this model.")
 
 
@@ -41,6 +43,8 @@ def check_finite_columns(x: Tensor, what: str) -> None:
 def check_varies(x: Tensor, dtype: str) -> None:
     """Refuses vectors with a column that is constant to rounding: no scale standardises it, and its density is infinite."""
     values = np.asarray(keras.ops.convert_to_numpy(x), "float64")
+    if len(values) < 2:
+        raise ValueError(f"ActNorm starts from the spread of data. Expected 2 or more vectors. Received: {len(values)}")
     spread, size = np.ptp(values, axis=0), np.abs(values).max(axis=0)
     constant = np.flatnonzero(spread <= 8 * epsilon(dtype) * size)
     if len(constant):

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_auxref import Flow, Glow, export_saved_model
+from keras_auxref.flows import AffineCoupling
 from tests.flows.support import disturb, images
 from tests.support import assert_agree
 
@@ -124,6 +125,28 @@ def test_images_with_labels(tmp_path):
 def test_a_context_that_does_not_fit_is_refused(model, context, message):
     with pytest.raises(ValueError, match=message):
         model().log_prob(X, context)
+
+
+def test_all_of_an_array_of_contexts_is_looked_at(monkeypatch):
+    """Also what is beyond the vectors that ActNorm starts from."""
+    monkeypatch.setattr(Flow, "initial_size", 4)
+    labels, model = np.where(np.arange(8) == 7, 3, LABELS), labelled()
+    for call in (lambda: model.fit(X, labels, verbose=0), lambda: model.predict([X, labels], verbose=0)):
+        with pytest.raises(ValueError, match="Received: numbers from 0 to 3"):
+            call()
+    with pytest.raises(ValueError, match=r"Received: 1 that are NaN or infinite, in column 1"):
+        numbers().fit(X, np.where(np.arange(16).reshape(8, 2) == 15, np.nan, CONTEXT), verbose=0)
+    with pytest.raises(ValueError, match=r"needs a context.* Received: none"):
+        model.fit(tf.data.Dataset.from_tensor_slices((X,)).batch(4), verbose=0)
+
+
+def test_a_coupling_with_another_context_is_refused():
+    given = AffineCoupling(hidden=4, context=3)
+    with pytest.raises(ValueError, match=r"without `context`, or with context=2. Received: 'affine.*' with context=3"):
+        numbers(coupling=given)
+    with pytest.raises(ValueError, match=r"Expected a coupling without `context`. Received: 'affine.*' with context=3"):
+        Flow(3, coupling=given)
+    assert numbers(coupling=AffineCoupling(hidden=4, context=2)).log_prob(X, CONTEXT).shape == (8,)
 
 
 def test_without_a_context_none_is_taken_and_y_is_ignored():

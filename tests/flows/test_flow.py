@@ -114,6 +114,8 @@ def test_layers_as_parts_save_and_load(tmp_path):
         (np.ones(3, "float32"), r"Received: \(3,\)"),
         (np.ones((4, 3), "int32"), "Expected floating-point numbers. Received: int32"),
         (np.array([[1.0, np.nan, 2], [np.inf, 1, 2]], "float32"), "Received: 2 that are NaN or infinite, in columns 0, 1"),
+        (np.ones((4, 3), "complex64"), "this model. Expected floating-point numbers. Received: complex64"),
+        (np.ones((4, 3), object), "Expected floating-point numbers. Received: object"),
         ({"a": 1}, "Expected a tensor. Received: a dictionary"),
     ],
 )
@@ -133,6 +135,9 @@ def test_constant_columns_are_named():
     x[:, 1] = 7
     with pytest.raises(ValueError, match=r"Expected columns that vary. Received: column 1, constant over 16 vectors"):
         small().fit(x, verbose=0)
+    for rows in (0, 1):
+        with pytest.raises(ValueError, match=f"Expected 2 or more vectors. Received: {rows}"):
+            small().fit(x[:rows], verbose=0)
 
 
 @pytest.mark.parametrize(

@@ -365,6 +365,10 @@ def test_bad_layers_are_refused():
     layer.build((None, 3))
     with pytest.raises(ValueError, match=r"Expected a layer that has not been built. Received: 'mine', which has weights"):
         Repeat(layer, 2)
+    with pytest.raises(ValueError, match=r"`layer` is a template, .* Received: 'mine', which has weights"):
+        Repeat(Chain([ActNorm(), layer]), 2)
+    with pytest.raises(ValueError, match=r"Expected a Keras layer with `Invertible`. Received: <class"):
+        Repeat(OrthogonalDense, 2)
     with pytest.raises(ValueError, match=r"Expected output shape \(None, 4, 4, 1\). Received: \(None, 2, 2, 4\)"):
         Repeat(Squeeze(), 2).build((None, 4, 4, 1))
     with pytest.raises(ValueError, match=r"`unroll` must be True, False or None. Received: 'yes'"):
