@@ -67,10 +67,18 @@ def _reshaping(shape: Shape, image_shape: tuple[int, ...]) -> str:
 
 
 def as_batch(images: Tensor | list[Tensor] | tuple[Tensor, ...]) -> Tensor:
-    """A list of images as one array; the images of a tuple that begins with a batch of them."""
-    if isinstance(images, list) and images and all(len(getattr(image, "shape", ())) == 3 for image in images):
+    """A list of images, or of numbers, as one array; the images of a tuple that begins with a batch of them."""
+    if not isinstance(images, list) or not images:
+        return inputs_of(images)
+    axes = [len(getattr(image, "shape", ())) for image in images]
+    if axes.count(4) > 1:
+        raise ValueError(
+            f"Images do not fit this model. Expected one batch of images. Received: a list of {len(images)} batches. "
+            "To convert them: `np.concatenate(images)`."
+        )
+    if all(n == 3 for n in axes):
         return np.stack([keras.ops.convert_to_numpy(image) for image in images])
-    return inputs_of(images)
+    return np.array(images) if all(isinstance(image, list) for image in images) else inputs_of(images)
 
 
 def warn_if_dark(x: Tensor, bits: int) -> None:

@@ -119,8 +119,8 @@ class MultiScale(Invertible, keras.layers.Layer):
         multiple = 2**self.levels
         if len(input_shape) != 4 or None in input_shape[1:] or any(n % multiple for n in input_shape[1:3]):
             raise ValueError(
-                f"{self.levels} levels halve height and width {self.levels} times. Expected shape (batch, height, width, "
-                f"channels) with height and width divisible by {multiple}. Received: {tuple(input_shape)}"
+                "Every level halves height and width. Expected shape (batch, height, width, channels) with height and width "
+                f"divisible by {multiple} for levels={self.levels}. Received: {tuple(input_shape)}"
                 f"{_padding(tuple(input_shape), multiple)}"
             )
         shape: Any = tuple(input_shape)

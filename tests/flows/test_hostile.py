@@ -59,7 +59,7 @@ def test_levels_are_by_default_the_most_that_the_size_allows(shape, levels):
 
 
 def test_odd_sizes_get_the_line_that_pads():
-    with pytest.raises(ValueError, match=r"divisible by 2.*Received: \(None, 27, 28, 1\). To pad images to 28 × 28: ") as caught:
+    with pytest.raises(ValueError, match=r"for levels=1. Received: \(None, 27, 28, 1\). To pad images to 28 × 28: ") as caught:
         Glow((27, 28, 1), steps=1, hidden=2)
     line = str(caught.value).split("`")[1]
     padded = eval(line, {"np": np, "images": np.zeros((2, 27, 28, 1))})
@@ -108,6 +108,14 @@ def test_a_list_of_images_is_a_batch(trained):
     x = images(3, SHAPE)
     assert_agree(trained.log_prob(list(x)), trained.log_prob(x))
     assert_agree(trained.bits_per_dim(list(x)), trained.bits_per_dim(x))
+    assert_agree(trained.log_prob(x.tolist()), trained.log_prob(x))
+
+
+def test_a_list_of_batches_is_not_taken_for_its_first(trained):
+    x = images(2, SHAPE)
+    for call in (trained.log_prob, trained.encode, trained.bits_per_dim):
+        with pytest.raises(ValueError, match=r"Received: a list of 2 batches. To convert them: `np.concatenate\(images\)`"):
+            call([x, x])
 
 
 def test_images_of_zeros_and_ones_are_told_from_images_of_bytes():
