@@ -259,7 +259,10 @@ def main() -> None:
     except ModuleNotFoundError:
         sys.exit("Serving needs Ray Serve: pip install 'keras-auxref[serve]'.")
 
-    ray.init(args.address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
+    try:
+        ray.init(args.address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
+    except Exception as error:  # no cluster at this address, or a machine too busy to start one
+        sys.exit(f"Expected Ray to start, or to run at --address: {_line(error)}.")
     for number in (signal.SIGTERM, signal.SIGINT):  # after `init`, which sets handlers too
         signal.signal(number, lambda *_: stop.set())
     logging.getLogger("ray.serve").setLevel(logging.CRITICAL)

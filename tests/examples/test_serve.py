@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -352,14 +353,21 @@ def test_serve_refuses_at_once_what_cannot_be_served(example, folders, tmp_path)
             assert "Traceback" not in done.stderr
 
 
-def test_serve_says_what_to_install(folders, monkeypatch):
+def test_serve_says_what_to_install_and_why_ray_does_not_start(folders, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr("sys.argv", ["serve.py", *map(str, folders), "--port", port])
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
         monkeypatch.setenv(name, "0")
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SystemExit, match=re.escape("pip install 'keras-auxref[serve]'")):
+        serve.main()
+
+    def init(*_, **__):
+        raise ConnectionError("Could not find any running Ray instance.")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init, serve=None))
+    with pytest.raises(SystemExit, match="Expected Ray to start, or to run at --address: Could not find any running Ray"):
         serve.main()
 
 
