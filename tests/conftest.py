@@ -22,7 +22,6 @@ with silenced():
     import tensorflow as tf
 
 PROGRAMS = [Path(__file__).with_name(name) for name in ("examples", "experiments")]
-FORMULAS = Path(__file__).with_name("ops")
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
@@ -39,11 +38,9 @@ def _seed():
 
 @pytest.fixture(autouse=True)
 def _optimiser_of_graphs(request):
-    """Grappler takes half of the time of a graph's first call. What it might break are formulas: there it is on, as it is in
-    everything slow.
-    """
-    slow = any(request.node.get_closest_marker(name) for name in ("slow", "programs"))
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not slow and FORMULAS not in request.path.parents})
+    """Grappler takes more than half of the time of a graph's first call. It is on where a test asks whether it breaks a formula."""
+    off = request.node.get_closest_marker("grappler") is None
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
 
 
 @pytest.fixture

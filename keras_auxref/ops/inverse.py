@@ -9,7 +9,7 @@ from keras import ops
 from keras_auxref.ops import backend
 from keras_auxref.ops.checks import is_concrete, prepare
 from keras_auxref.ops.diagonal import LARGEST_CONDITION, diagonal_inverse, newton_steps
-from keras_auxref.ops.factors import PAIRED_WIDE, ROWS, Factors, Route, dispatch, factors_of, routes_of
+from keras_auxref.ops.factors import PAIRED, PAIRED_WIDE, ROWS, SYMMETRIC, Factors, factors_of, routes_of
 from keras_auxref.ops.jacobian import (
     MOST,
     PairedPoint,
@@ -174,12 +174,10 @@ def _search(y: Tensor, w: Tensor, constants: Any, *, possible: tuple[int, ...], 
 
     in_basis, in_wide_basis = (functools.partial(search.in_basis, kind=kind) for kind in (dtype, exact))
 
-    def together(way: Route) -> _Found:
-        if way.wide:
-            return found
-        if way.basis == "paired":
+    def together() -> _Found:
+        if SYMMETRIC not in possible:
             return in_basis(unit, null, found)
-        known = _condition(factors) <= LARGEST_CONDITION
+        known = ops.logical_and(factors.route == SYMMETRIC, _condition(factors) <= LARGEST_CONDITION)
         return ops.cond(known, lambda: search.in_eigenbasis(unit, null), lambda: in_basis(unit, null, found))
 
     def remaining(found: _Found, method: Callable[..., _Found], also: Any = True) -> _Found:
@@ -191,10 +189,10 @@ def _search(y: Tensor, w: Tensor, constants: Any, *, possible: tuple[int, ...], 
 
         return backend.only_rows(left, run, found, found.c, unit, null, found.x, found.steps)[0]
 
-    if possible != (ROWS,):
-        found = dispatch(factors.route, possible, together)
-        if dtype != exact:
-            found = remaining(found, in_wide_basis, factors.route < ROWS)
+    if min(possible) <= PAIRED:
+        found = together() if max(possible) <= PAIRED else ops.cond(factors.route <= PAIRED, together, lambda: found)
+    if possible != (ROWS,) and dtype != exact:
+        found = remaining(found, in_wide_basis, factors.route < ROWS)
     found = remaining(found, search.in_rows)
     rejected = ops.where(ops.logical_or(found.good, null), 0.0, float("nan"))
     return ops.where(null, unit, found.x + ops.cast(rejected, y.dtype)) * size, found.steps[..., 0]

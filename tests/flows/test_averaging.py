@@ -32,7 +32,7 @@ def values(model):
 
 
 def flow(x):
-    model = Flow(2, steps=1, hidden=4, seed=1)
+    model = Flow(2, steps=1, hidden=4, coupling="affine", seed=1)
     model.compile(Flow.optimizer(0.05, warmup_steps=0, average=MOMENTUM))
     model.initialize(x)
     return model

@@ -107,7 +107,7 @@ def test_a_start_at_a_pole_moves_on(rng, dtype):
 )
 def test_what_is_returned_in_float32_is_verified_after_rounding(rng, make):
     """The residual of the rounded x, computed here in float64, is what is reported; and no x over 1e-4 is returned."""
-    for _ in range(4):
+    for _ in range(2):
         w = make(rng).astype("float32")
         y = rng.normal(size=(500, len(w))).astype("float32")
         result = ops.inverse_with_info(y, w)
@@ -219,6 +219,7 @@ LOG_DETS = ["edge", "almost symmetric", "rank deficient", "integer", "companion"
 
 
 @pytest.mark.slow
+@pytest.mark.grappler
 def test_a_log_determinant_is_right_or_nan(dtype):
     """Against extended precision: small determinants, rows next to poles, W x next to zero."""
     function = tf.function(ops.log_det_jacobian)  # a graph, whose optimiser must not touch what guards against NaN
@@ -241,7 +242,7 @@ def test_gradients_are_finite_where_the_log_determinant_is(dtype):
 
 def test_certified_matrices_are_inverted_to_the_last_digits(dtype):
     """Next to κ = 2 and with large skew parts: nothing is lost, and nothing is off by more than rounding explains."""
-    found = [(ops.inverse_with_info(y, w), w, y) for _, w, y in _families(dtype, ["certified", "proven"], matrices=16)]
+    found = [(ops.inverse_with_info(y, w), w, y) for _, w, y in _families(dtype, ["certified", "proven"], matrices=8)]
     certified = [hostile.residual(result.x.numpy(), y, w).max() for result, w, y in found if bool(result.certified)]
     assert len(certified) > len(found) / 2  # so close to κ = 2 rounding may take a proof away
     assert max(certified) < (1e-5 if dtype == "float32" else 1e-11)

@@ -97,8 +97,8 @@ def test_not_found_is_nan_and_never_a_wrong_number(rng):
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (lambda rng: certified(4, 1.5, 0.0, rng), routes.SYMMETRIC),
-        (lambda rng: certified(4, 1.5, 3.0, rng), routes.PAIRED),
+        (lambda rng: certified(3, 1.5, 0.0, rng), routes.SYMMETRIC),
+        (lambda rng: certified(3, 1.5, 3.0, rng), routes.PAIRED),
         (lambda rng: np.array([[1.0, 0.05], [0.0, 1.00000001]]), routes.ROWS),
         (lambda rng: np.array([[1.0, 0.05], [0.0, 1.0]]), routes.ROWS),
     ],
@@ -226,7 +226,7 @@ def test_half_precision(rng):
     ],
 )
 def test_factors_can_be_reused(rng, matrix, route):
-    """Value and gradients, where the route is known while tracing and where it is not."""
+    """Value and gradients, where the route is known while tracing, with the branches of every other route left out."""
     w = matrix(rng).astype("float32")
     y, g = (rng.normal(size=(4, len(w))).astype("float32") for _ in range(2))
     factors = ops.factorize(w)
@@ -251,12 +251,13 @@ def _operations(function, *arguments):
     return {node.op for nodes in (graph.node, *(f.node_def for f in graph.library.function)) for node in nodes}
 
 
+@pytest.mark.grappler
 # The guard depends on the dtype. In graphs a W that is symmetric goes one way whether that is promised or seen.
 @pytest.mark.parametrize(
     ("dtype", "symmetric", "jit"),
     [
         ("float32", True, False),
-        ("float64", True, False),
+        pytest.param("float64", True, False, marks=pytest.mark.slow),
         *(pytest.param(*case, True, marks=pytest.mark.slow) for case in (("float32", True), ("float64", None))),
     ],
 )
@@ -335,7 +336,7 @@ def test_layers_of_one_size_share_one_graph(rng):
 def test_no_row_is_lost_where_branches_meet(dtype, near):
     """Rows near folds take many steps, alone, and are found all the same."""
     most = 0
-    for seed in range(4):
+    for seed in range(2):
         generator = np.random.default_rng(seed)
         w, y = (generator.normal(size=(n, 4)).astype(dtype) for n in (4, 2000))
         result = ops.inverse_with_info(y, w, near=near)

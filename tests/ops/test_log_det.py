@@ -121,7 +121,7 @@ def test_singular_jacobian_is_minus_infinity_or_very_small():
     assert float(ops.log_det_jacobian(np.array([1.0, 0.0]), np.diag([1.0, 0.5]))) < -20
 
 
-@pytest.mark.parametrize("kind", ["random", "symmetric", "jordan"])
+@pytest.mark.parametrize("kind", ["random", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("symmetric", "jordan"))])
 def test_second_derivatives_match_differences_of_the_first(rng, kind):
     x, w, g = rng.normal(size=(2, 3)), MATRICES[kind](3, rng), rng.normal(size=2)
     h, k = rng.normal(size=(2, 3)), rng.normal(size=(3, 3))
@@ -153,7 +153,10 @@ def test_unknown_batch_in_a_graph(rng):
 
 
 # A symmetric W in float64 goes the way of a general one there: XLA's eigenvalues have six digits.
-@pytest.mark.parametrize(("dtype", "kind"), [("float32", "symmetric"), ("float32", "random"), ("float64", "random")])
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [("float32", "symmetric"), pytest.param("float32", "random", marks=pytest.mark.slow), ("float64", "random")],
+)
 def test_xla(rng, dtype, kind):
     x, w, g = rng.normal(size=(5, 4)).astype(dtype), MATRICES[kind](4, rng).astype(dtype), rng.normal(size=5).astype(dtype)
     symmetric = True if kind == "symmetric" else None

@@ -20,20 +20,23 @@ def let_vectorise(outputs: object, call: Callable[..., object], arguments: tuple
         arguments: Its arguments: nests of tensors and constants.
         rows: How many of the arguments are nests of (n, …).
     """
-    leaves = tf.nest.flatten(arguments)
-    places = [place for place, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
+    places = [place for place, leaf in enumerate(tf.nest.flatten(arguments)) if tf.is_tensor(leaf)]
     own = sum(tf.is_tensor(leaf) for leaf in tf.nest.flatten(arguments[:rows]))
     operation = tf.nest.flatten(outputs)[0].op
     while operation.type == "Identity":
         operation = operation.inputs[0].op
     if len(operation.inputs) != len(places):
         return
+    # The converter outlives this call as an attribute of the operation. It must not hold a tensor of the graph: Python's garbage
+    # collector does not see through operations, and the graph would never be freed.
+    structure = tf.nest.map_structure(lambda leaf: None if tf.is_tensor(leaf) else leaf, arguments)
+    leaves, dtypes = tf.nest.flatten(structure), [output.dtype for output in operation.outputs]
 
     def again(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         given = list(leaves)
         for place, tensor in zip(places, tensors, strict=True):
             given[place] = tensor
-        results = tf.nest.flatten(call(*tf.nest.pack_sequence_as(arguments, given)))
+        results = tf.nest.flatten(call(*tf.nest.pack_sequence_as(structure, given)))
         return [result for result in results if result is not None]
 
     def convert(pfor_input: Any) -> list[object]:
@@ -44,7 +47,7 @@ def let_vectorise(outputs: object, call: Callable[..., object], arguments: tuple
         if max(stacked) < own:
             results = _as_rows(again, tensors, stacked, own, pfor_input.pfor.loop_len_vector[0])
         else:
-            results = _one_by_one(again, tensors, stacked, [output.dtype for output in operation.outputs])
+            results = _one_by_one(again, tensors, stacked, dtypes)
         return [wrap(result, True) for result in results]
 
     operation.pfor_converter = convert
