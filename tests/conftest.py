@@ -38,7 +38,7 @@ def _seed():
 
 @pytest.fixture(autouse=True)
 def _optimiser_of_graphs(request):
-    """Grappler takes more than half of the time of a graph's first call. It is on where a test asks whether it breaks a formula."""
+    """Grappler takes half of the time of a first call. It is on only where a test asks whether it breaks a formula."""
     off = request.node.get_closest_marker("grappler") is None
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
 

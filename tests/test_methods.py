@@ -48,6 +48,7 @@ def test_functional_models_hold_the_methods_with_the_weights_of_the_layer(rng, t
             assert_agree(found, expected)
 
 
+@pytest.mark.slow
 def test_an_autoencoder_with_a_tied_inverse_trains(rng):
     layer = AuxReflection("spectral")
     inputs = keras.Input((4,))

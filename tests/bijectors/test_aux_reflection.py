@@ -68,7 +68,7 @@ def test_is_trainable_through_a_distribution(rng):
     assert bijector.certificate().invertible
 
 
-@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("graph", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_validate_args_raises_where_uniqueness_is_not_proven(rng, graph):
     w = tf.Variable(np.diag([1.0, 2.0, 5.0]))
     bijector = bijectors.AuxReflection(w, symmetric=True if graph else None, validate_args=True)

@@ -12,8 +12,6 @@ from tests.support import assert_agree, relative
 
 tfb, tfd = tfp.bijectors, tfp.distributions
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-# XLA takes seconds to compile the inverse of any W: once is enough.
-COMPILED = [case for case in TRACED if case.name != "aux_spectral"]
 VECTORS = [case for case in CASES if len(case.event) == 1]
 
 
@@ -134,7 +132,7 @@ def _compiled(case):
 
 
 @pytest.mark.parametrize(
-    ("case", "jit"), [pytest.param(case, False, id=case.name) for case in TRACED] + [_compiled(case) for case in COMPILED]
+    ("case", "jit"), [pytest.param(case, False, id=case.name) for case in TRACED] + [_compiled(case) for case in TRACED]
 )
 def test_inside_a_function_of_unknown_batch(rng, case, jit):
     bijector = case.make(rng, "float64")

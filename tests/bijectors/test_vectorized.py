@@ -33,7 +33,8 @@ def test_every_method_vectorises_without_a_word(rng, case, caplog):
         np.testing.assert_allclose(result, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("kernel", ["spectral", pytest.param("free", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["spectral", "free"])
 def test_gradients_inside_of_a_vectorised_map(rng, kernel):
     """One gradient for W per vector."""
     w, y = tf.Variable(certified(3, 1.4, 1.0, rng)), tf.constant(rng.normal(size=(3, 3)))
@@ -56,6 +57,7 @@ def test_a_matrix_for_every_iteration(rng, function):
     np.testing.assert_allclose(result, tf.stack([function(*pair) for pair in zip(y, w, strict=True)]), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_joint_distributions_that_batch_themselves(rng):
     """Sampling and density of a hierarchy whose last part is the view of a flow."""
     bijector = bijectors.AuxReflection(rng.normal(size=(3, 3)), "spectral")

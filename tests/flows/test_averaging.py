@@ -66,6 +66,7 @@ def test_fit_ends_with_the_average_also_where_it_stops_early(x, stop, tmp_path):
     assert close(values(keras.models.load_model(file)), values(model))
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_the_weights_after_validation(x):
     ends = []
     for validation in (None, (x,)):

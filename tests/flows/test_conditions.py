@@ -97,6 +97,7 @@ def test_distributions_of_several_contexts():
     np.testing.assert_allclose(one.inverse(tf.identity(one.forward(X))), X, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_images_with_labels(tmp_path):
     x, labels = images(8, (4, 4, 3)), np.arange(8) % 2
     model = Glow((4, 4, 3), levels=1, steps=1, hidden=4, seed=1, classes=2)

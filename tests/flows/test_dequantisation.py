@@ -77,6 +77,7 @@ def _quadrature(points):
     return grid, np.prod(list(itertools.product(weights, repeat=4)), axis=-1)
 
 
+@pytest.mark.slow
 def test_the_bound_lies_between_the_truth_and_uniform_noise():
     """Four pixels of one bit: P(k) and the expectations are integrals over a cube, computed by quadrature."""
     model = disturb(small((2, 2, 1), bits=1, dtype="float64"), size=0.3)

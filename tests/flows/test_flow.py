@@ -84,6 +84,7 @@ def test_samples_have_a_seed_and_the_distribution_agrees(trained):
     np.testing.assert_allclose(bijector.inverse(tf.identity(bijector.forward(x))), x, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_saves_loads_and_is_served(trained, tmp_path):
     model, _ = trained
     x = vectors(4, seed=4)

@@ -106,7 +106,7 @@ def test_a_generator_loses_nothing_to_the_start_of_act_norm():
     assert model.flow.initialized
 
 
-@pytest.mark.parametrize("bits", [1, 8])
+@pytest.mark.parametrize("bits", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_integers_and_fractions_are_the_same_images_everywhere(bits):
     model, peak = disturb(small("conv", dtype="float64", bits=bits)), 2**bits - 1
     x = np.random.default_rng(0).integers(0, peak + 1, (4, *SHAPE))
@@ -200,7 +200,8 @@ def test_sample_weights_weigh():
     assert weighted["loss"] == pytest.approx((bits[0] + 3 * bits[3]) / 4, rel=1e-5)
 
 
-@pytest.mark.parametrize("mixing", ["aux_factored", pytest.param(AuxReflection("spectral"), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mixing", ["aux_factored", AuxReflection("spectral")])
 def test_saves_and_loads_with_the_state_of_training(mixing, tmp_path):
     model, x = small(mixing), images(8, SHAPE)
     model.fit(x, verbose=0)
@@ -217,6 +218,7 @@ def test_saves_and_loads_with_the_state_of_training(mixing, tmp_path):
     assert max(np.abs(a - b).max() for a, b in zip(after, before, strict=True)) < 1e-3
 
 
+@pytest.mark.slow
 def test_an_interrupted_fit_resumes(tmp_path):
     class Stop(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):

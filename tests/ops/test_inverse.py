@@ -240,6 +240,7 @@ def test_factors_can_be_reused(rng, matrix, route):
     assert not _operations(known, y, w) & {"Eig", "SelfAdjointEigV2"}
 
 
+@pytest.mark.slow
 def test_without_factors_a_graph_holds_both_eigendecompositions():
     y, w = np.ones((2, 3), "float32"), np.eye(3, dtype="float32")
     assert _operations(tf.function(ops.inverse, autograph=False), y, w) >= {"Eig", "SelfAdjointEigV2"}
@@ -317,6 +318,7 @@ def test_near_keeps_the_gradients(rng):
         assert relative(mine, theirs) < 1e-5
 
 
+@pytest.mark.slow
 def test_layers_of_one_size_share_one_graph(rng):
     """Twenty layers in a graph add calls, not branches."""
 

@@ -263,7 +263,7 @@ def test_mistakes_of_the_model_come_through(export, tmp_path):
         export(sequential((D,), Broken()), tmp_path)
 
 
-@pytest.mark.parametrize("mixing", ["aux_factored", "conv"])
+@pytest.mark.parametrize("mixing", ["aux_factored", pytest.param("conv", marks=pytest.mark.slow)])
 def test_a_flow_answers_one_question_per_file(mixing, rng, tmp_path):
     """decode of the z that the file of encode gives, in ONNX Runtime, is where it came from."""
     model = Glow((4, 4, 3), levels=2, steps=1, hidden=4, mixing=mixing, seed=1)

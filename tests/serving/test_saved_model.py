@@ -198,6 +198,7 @@ def test_a_process_with_tensorflow_alone_answers_as_the_live_model(names, rng, t
         np.testing.assert_allclose(results[key], value, rtol=1e-5, atol=tolerance, err_msg=key)
 
 
+@pytest.mark.slow
 def test_what_depends_on_weights_alone_is_not_computed_at_requests(tmp_path):
     """No factorisation of W, no matrix exponential, no inverse in any function; and a smaller file for it."""
     factoring = {"Eig", "SelfAdjointEigV2", "MatrixInverse", "MatrixSolve", "Qr", "Svd", "LogMatrixDeterminant"}

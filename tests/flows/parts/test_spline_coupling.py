@@ -43,6 +43,7 @@ def test_round_trip_whatever_the_network_says(rng, dtype, size):
     assert np.abs(back - x).max() < (1e-5 if dtype == "float32" else 1e-13)
 
 
+@pytest.mark.slow
 def test_learns_two_bumps(rng):
     """x_b is at ±2 whatever x_a: an affine map of it stays bimodal, a spline need not."""
     x = np.stack([rng.normal(size=512), rng.choice([-2, 2], 512) + 0.2 * rng.normal(size=512)], axis=1).astype("float32")
