@@ -122,9 +122,15 @@ MUTATIONS = {
     ),
     "inverse: gradient": Mutation(
         "ops/inverse.py",
-        "gw = -matmul(ops.transpose(gu), unit *",
-        "gw = matmul(ops.transpose(gu), unit *",
+        "return t, -matmul(ops.transpose(gu), x) / scale",
+        "return t, matmul(ops.transpose(gu), x) / scale",
         "tests/ops/test_inverse.py::test_every_route_gives_value_and_gradients",
+    ),
+    "inverse: rising roots": Mutation(
+        "ops/secular.py",
+        "ops.where(rising, -one, one)",
+        "one",
+        "tests/ops/test_hostile.py::test_a_preimage_that_rounding_spoils_gives_way_to_another_one",
     ),
     "recurrence: gradient": Mutation(
         "ops/backend/_while.py",
@@ -269,7 +275,7 @@ MUTATIONS = {
     ),
     "repeat: start from data": Mutation(
         "flows/repeat.py",
-        "                x = called(self.template(), x, context=context)\n",
+        "            x = called(self.template(), x, context=context)\n",
         "",
         "tests/flows/test_repeat.py::test_a_start_from_data_goes_through_the_copies",
     ),
