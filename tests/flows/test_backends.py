@@ -17,8 +17,13 @@ from tests.flows.support import disturb, images
 
 SCRIPT, ROOT = Path(__file__).parent / "on_a_backend.py", Path(__file__).parents[2]
 SHAPE = (4, 4, 3)
-# Tests of the layers have every mixing and coupling on every backend: here what is proven, and what is not.
-MIXINGS = [("jax", "aux_factored"), ("jax", "aux logistic_mixture variational"), ("torch", "aux_factored")]
+# Tests of the layers have every mixing and coupling on every backend. A free W compiles for minutes.
+MIXINGS = [
+    ("jax", "aux_factored"),
+    ("jax", "conv logistic_mixture variational"),
+    pytest.param("jax", "aux logistic_mixture variational", marks=pytest.mark.exhaustive),
+    ("torch", "aux_factored"),
+]
 
 
 @pytest.mark.slow
@@ -49,7 +54,11 @@ def test_a_flow_answers_and_trains_on_another_backend_and_comes_back(backend, pa
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "mixing", "coupling"),
-    [("jax", "aux_factored", "spline"), ("jax", "conv", "affine"), ("torch", "aux_factored", "spline")],
+    [
+        ("jax", "aux_factored", "spline"),
+        pytest.param("jax", "conv", "affine", marks=pytest.mark.exhaustive),
+        ("torch", "aux_factored", "spline"),
+    ],
 )
 def test_a_flow_of_vectors_does_so_too(backend, mixing, coupling, tmp_path):
     x, labels = np.random.default_rng(0).normal(size=(8, 3)).astype("float32"), np.arange(8) % 2

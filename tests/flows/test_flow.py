@@ -15,6 +15,13 @@ GRID = [(mixing, coupling) for mixing in PROVEN for coupling in COUPLINGS]
 PAIRS = [(mixing, COUPLINGS[i % len(COUPLINGS)]) for i, mixing in enumerate(PROVEN)]  # each of both, at least once
 
 
+def _marks(pair):
+    """Every coupling by default, every mixing among the slow tests, and all pairs by hand."""
+    if pair not in PAIRS:
+        return [pytest.mark.slow, pytest.mark.exhaustive]
+    return [] if pair in PAIRS[: len(COUPLINGS)] else [pytest.mark.slow]
+
+
 def vectors(n, d=3, seed=0):
     return np.random.default_rng(seed).normal(size=(n, d)).astype("float32")
 
@@ -30,9 +37,7 @@ def trained():
     return model, history
 
 
-@pytest.mark.parametrize(
-    ("mixing", "coupling"), [pytest.param(*pair, marks=() if pair in PAIRS else pytest.mark.slow) for pair in GRID]
-)
+@pytest.mark.parametrize(("mixing", "coupling"), [pytest.param(*pair, marks=_marks(pair)) for pair in GRID])
 def test_a_density_integrates_to_one(mixing, coupling):
     """On a grid over all that matters, after some steps of training."""
     model, x = small(2, mixing=mixing, coupling=coupling, dtype="float64"), vectors(256, 2).astype("float64")
