@@ -253,5 +253,5 @@ class LikelihoodModel(keras.Model):
             second = whole[1] if isinstance(whole, tuple | list) and len(whole) > 1 else None
             context = self.condition.check(second if y is None else y)
         if start:
-            self.initialize(some) if context is None else self.initialize(some, context[: len(some)])
+            self.initialize(some) if context is None else self.initialize(some, context[: some.shape[0]])
         return data
