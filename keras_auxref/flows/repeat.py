@@ -41,7 +41,7 @@ class Repeat(Freezable, Invertible, keras.layers.Layer):
             for a CPU, whose convolutions are slow inside loops.
         remat: Whether to compute a step again in the backward pass instead of keeping what it computed. True keeps the input of
             every step: less memory, at the price of a second forward pass. `"inverse"` keeps the input and the output of all K
-            steps together, and finds the inputs of the others by the inverses: memory does not grow with K, at the price of a
+            steps together, and finds the inputs of the others by the inverses: memory hardly grows with K, at the price of a
             third pass. It is for steps that are certified, and whose states do not change in training. Where rounding errors
             grow on the way back until half of the digits are lost, the gradients are NaN.
         **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`, …
