@@ -121,7 +121,7 @@ MUTATIONS = {
         "tests/ops/test_inverse.py::test_certified_matrices_converge_from_anywhere",
     ),
     "inverse: gradient": Mutation(
-        "ops/inverse.py",
+        "ops/implicit.py",
         "return t, -matmul(ops.transpose(gu), x) / scale",
         "return t, matmul(ops.transpose(gu), x) / scale",
         "tests/ops/test_inverse.py::test_every_route_gives_value_and_gradients",

@@ -1,10 +1,12 @@
-"""W x where its terms cancel, to the last digit."""
+"""W x where its terms cancel, to the last digit, and f(x) from it."""
 
 import math
 
 from keras import ops
 
-from keras_auxref.ops.rows import dtype_of, matmul
+from keras_auxref.ops.householder import reflect_along
+from keras_auxref.ops.reflect import Reflection
+from keras_auxref.ops.rows import dtype_of, largest, matmul
 from keras_auxref.typing import Tensor
 
 _DIGITS = {"float32": 24, "float64": 53}
@@ -26,3 +28,12 @@ def accurate_product(x: Tensor, w: Tensor) -> Tensor:
     w = ops.transpose(w)
     x_head, w_head = head(x), head(w)
     return matmul(x_head, w_head) + (matmul(x_head, w - w_head) + matmul(x - x_head, w))
+
+
+def accurate_reflection(x: Tensor, live: Tensor, w: Tensor) -> Reflection:
+    """f(x) for rows x and W with entries of order 1, with u = W x to the last digit; x itself where not `live`."""
+    u = accurate_product(x, w)
+    magnitude = largest(u)
+    result = reflect_along(u, x, magnitude, ops.logical_or(~live, magnitude == 0))
+    ones = ops.ones_like(magnitude)
+    return Reflection(result.y, ones, x, result.direction, result.scale, result.factor, result.coefficient)

@@ -5,9 +5,11 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from keras_auxref.ops import backend
+from keras_auxref.ops.at_points import at_points
 from keras_auxref.ops.checks import prepare
 from keras_auxref.ops.factors import Factors, factors_of, routes_of
-from keras_auxref.ops.jacobian import Point, at_points, jacobian
+from keras_auxref.ops.jacobian import jacobian
+from keras_auxref.ops.point import Point
 from keras_auxref.ops.reflect import Reflection, reflection, reflection_vjp
 from keras_auxref.ops.rows import map_rows, matmul, power_of_two, size_of
 from keras_auxref.typing import Tensor

@@ -6,7 +6,9 @@ import tensorflow as tf
 
 from keras_auxref import ops
 from keras_auxref.ops.factors import PAIRED, ROUTES, ROWS, SYMMETRIC
-from keras_auxref.ops.jacobian import DiagonalPoint, PairedPoint, RowPoint, jacobian_solve, jacobian_solve_transposed
+from keras_auxref.ops.point import jacobian_solve, jacobian_solve_transposed
+from keras_auxref.ops.point_basis import DiagonalPoint, PairedPoint
+from keras_auxref.ops.point_rows import RowPoint
 from keras_auxref.ops.reflect import reflection
 from keras_auxref.ops.resolvent import Paired, Rows
 from tests.support import orthogonal, pairwise, relative
