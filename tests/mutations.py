@@ -2,9 +2,11 @@
 
 Works on a copy of the checkout. Every mutation is one change of text and the tests that have to fail with it; a text that is
 no longer there is an error, so that the list follows the code. Words as arguments choose the mutations whose names have one of
-them. Not a test itself. TensorFlow is imported once, and every mutation runs in a fork: ten minutes on a quiet core.
+them, and `--part 2/8` the second of eight parts. Not a test itself. TensorFlow is imported once, and every mutation runs in a
+fork: ten minutes on a quiet core.
 """
 
+import argparse
 import os
 import shutil
 import sys
@@ -345,8 +347,14 @@ def _test(folder: Path, log: Path, tests: list[str]) -> None:
 
 def main() -> None:
     """Runs the mutations that were chosen, or all."""
-    words = sys.argv[1:]
-    names = [name for name in MUTATIONS if not words or any(word in name for word in words)]
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
+    parser.add_argument("words", nargs="*", help="only mutations whose names have one of these words")
+    parser.add_argument("--part", default="1/1", help="only this part of them: 1/4, 2/4, …")
+    arguments = parser.parse_args()
+    part, parts = map(int, arguments.part.split("/"))
+    names = [name for name in MUTATIONS if not arguments.words or any(word in name for word in arguments.words)][
+        part - 1 :: parts
+    ]
     for name, mutation in MUTATIONS.items():
         count = (ROOT / "keras_auxref" / mutation.file).read_text().count(mutation.old)
         if count != 1:
