@@ -6,7 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_auxref.ops.checks import HALF
+from keras_auxref.ops.checks import HALF, whole_number
 from keras_auxref.package import PACKAGE
 from keras_auxref.typing import Config, Tensor
 
@@ -45,9 +45,7 @@ class SoftOrthogonal(keras.regularizers.Regularizer):
             raise ValueError(f"Unknown mode of soft orthogonality. Expected one of {list(MODES)}. Received: {mode!r}")
         if isinstance(strength, bool) or not isinstance(strength, int | float) or not 0 <= strength < math.inf:
             raise ValueError(f"`strength` must be a number. Expected 0 ≤ strength < ∞. Received: {strength!r}")
-        if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
-            raise ValueError(f"`iterations` must be a positive integer. Expected 1, 2, 3, … Received: {iterations!r}")
-        self.mode, self.strength, self.iterations = mode, float(strength), iterations
+        self.mode, self.strength, self.iterations = mode, float(strength), whole_number("iterations", iterations)
 
     def __call__(self, x: Tensor) -> Tensor:
         w = ops.convert_to_tensor(x)

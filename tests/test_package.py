@@ -113,6 +113,34 @@ def test_nothing_imports_upwards():
     assert wrong == []
 
 
+def _imported(path):
+    """Every name that a file imports, in full."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_no_room_uses_what_another_keeps_private():
+    """A name or a file with an underscore belongs to its folder."""
+    wrong = []
+    for path in PACKAGE.rglob("*.py"):
+        for name in _imported(path):
+            parts = name.split(".")
+            private = [i for i, part in enumerate(parts) if part.startswith("_") and not part.startswith("__")]
+            if private and parts[0] == "keras_auxref":
+                owner = PACKAGE.parent.joinpath(*parts[: private[0]])
+                folder = owner if owner.is_dir() else owner.parent
+                wrong += [] if path.is_relative_to(folder) else [f"{path.name} imports {name}"]
+    assert wrong == []
+
+
+def test_neither_tests_nor_benchmarks_import_examples():
+    files = [path for folder in ("tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    assert [path.name for path in files if any(name.split(".")[0] == "examples" for name in _imported(path))] == []
+
+
 KNOWS_TENSORFLOW = {"model.py"}
 """The distribution of a flow is made of TensorFlow Probability, and what it serves of TensorFlow."""
 

@@ -4,7 +4,8 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from keras_auxref.bijectors._cache import CompositeBijector
-from keras_auxref.ops.squeeze import checked_factor, squeeze, squeezed_shape, unsqueeze, unsqueezed_shape
+from keras_auxref.ops.checks import whole_number
+from keras_auxref.ops.squeeze import squeeze, squeezed_shape, unsqueeze, unsqueezed_shape
 
 
 class Squeeze(CompositeBijector):
@@ -24,7 +25,7 @@ class Squeeze(CompositeBijector):
     def __init__(self, factor: int = 2, validate_args: bool = False, name: str = "squeeze") -> None:
         parameters = dict(locals())
         with tf.name_scope(name) as name:
-            self._factor = checked_factor(factor, "Squeeze")
+            self._factor = whole_number("factor", factor)
             super().__init__(
                 forward_min_event_ndims=3,
                 is_constant_jacobian=True,

@@ -6,7 +6,7 @@ import numpy as np
 from keras_auxref.certificate import Certificate
 from keras_auxref.flows.vectors import check_finite_columns
 from keras_auxref.invertible import Invertible
-from keras_auxref.ops.checks import is_concrete
+from keras_auxref.ops.checks import is_concrete, whole_number_or_none
 from keras_auxref.typing import Shape, Tensor
 
 
@@ -20,9 +20,7 @@ class Condition:
     """
 
     def __init__(self, size: int | None, classes: int | None, dtype: str) -> None:
-        for name, value in (("context", size), ("classes", classes)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"`{name}` must be None or a positive integer. Expected None, 1, 2, 3, … Received: {value!r}")
+        size, classes = whole_number_or_none("context", size), whole_number_or_none("classes", classes)
         if size is not None and classes is not None:
             raise ValueError(f"A flow has numbers or labels for a context. Received: context={size} and classes={classes}")
         self.size, self.classes, self.dtype = size, classes, dtype

@@ -7,6 +7,7 @@ import keras
 from keras_auxref.flows.parts import Permutation, Squeeze
 from keras_auxref.flows.parts.coupling import default_network
 from keras_auxref.layers.checks import last_axis
+from keras_auxref.ops.checks import whole_number
 from keras_auxref.ops.coupling import checked_bound, couple, coupling_log_det, scaled
 from keras_auxref.ops.rows import epsilon
 from keras_auxref.package import PACKAGE
@@ -64,12 +65,10 @@ class VariationalDequantisation(keras.layers.Layer):
 
     def __init__(self, hidden: int = 64, steps: int = 2, bound: float = 2.0, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
-        for name, value in (("hidden", hidden), ("steps", steps)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"`{name}` must be a positive integer. Expected 1, 2, 3, … Received: {value!r}")
         if self.compute_dtype not in ("float32", "float64"):
             raise ValueError(f"A likelihood needs dtype float32 or float64. Received: {self.compute_dtype}")
-        self.hidden, self.steps, self.bound = hidden, steps, checked_bound(bound)
+        self.hidden, self.steps = whole_number("hidden", hidden), whole_number("steps", steps)
+        self.bound = checked_bound(bound)
         self.squeeze = Squeeze(name="squeeze", dtype=self.dtype_policy)
         self.reverse = Permutation(name="reverse", dtype=self.dtype_policy)
         self.networks: list[Any] = []

@@ -15,6 +15,7 @@ from keras_auxref.flows.steps import each_mixing, flow_steps
 from keras_auxref.flows.vectors import check_varies, check_vectors
 from keras_auxref.initializers import SignedPermutation
 from keras_auxref.ops import backend
+from keras_auxref.ops.checks import whole_number
 from keras_auxref.package import PACKAGE
 from keras_auxref.typing import Config, LayerArguments, PathLike, Tensor
 
@@ -84,9 +85,7 @@ class Flow(FlowModel):
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
-        for name, value, least in (("d", d, 2), ("steps", steps, 1), ("hidden", hidden, 1)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"`{name}` must be a whole number. Expected {name} ≥ {least}. Received: {value!r}")
+        d, steps, hidden = whole_number("d", d, 2), whole_number("steps", steps), whole_number("hidden", hidden)
         if self.compute_dtype not in ("float32", "float64"):
             raise ValueError(f"A likelihood needs dtype float32 or float64. Received: {self.compute_dtype}")
         self.d, self.steps, self.hidden, self.unroll = d, steps, hidden, unroll

@@ -19,6 +19,7 @@ from keras_auxref.flows.repeat import Repeat
 from keras_auxref.flows.steps import Visit, each_mixing, flow_steps, walk_mixings
 from keras_auxref.invertible import Invertible
 from keras_auxref.layers.checks import last_axis
+from keras_auxref.ops.checks import whole_number
 from keras_auxref.package import PACKAGE
 from keras_auxref.typing import Config, LayerArguments, Shape, Tensor
 
@@ -85,10 +86,8 @@ class MultiScale(Invertible, keras.layers.Layer):
         super().__init__(**kwargs)
         if prior not in PRIORS:
             raise ValueError(f"Unknown prior. Expected one of {list(PRIORS)}. Received: {prior!r}")
-        for name, value in (("levels", levels), ("steps", steps), ("hidden", hidden)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"`{name}` must be a positive integer. Received: {value!r}")
-        self.levels, self.steps, self.hidden, self.unroll, self.remat = levels, steps, hidden, unroll, remat
+        self.levels, self.steps = whole_number("levels", levels), whole_number("steps", steps)
+        self.hidden, self.unroll, self.remat = whole_number("hidden", hidden), unroll, remat
         self._parts = Hidden((check_mixing(mixing), check_coupling(coupling)))
         self.context, self.prior = context, prior
         self.priors: list[GaussianPrior | AffineCoupling] = []

@@ -17,7 +17,7 @@ from keras_auxref.layers.checks import has_value, require_built
 from keras_auxref.layers.frozen import Freezable, frozen_copy
 from keras_auxref.ops import backend
 from keras_auxref.ops.backend import outside_graphs
-from keras_auxref.ops.checks import check_finite
+from keras_auxref.ops.checks import check_finite, whole_number
 from keras_auxref.package import PACKAGE
 from keras_auxref.typing import Config, LayerArguments, Shape, Tensor
 
@@ -72,8 +72,7 @@ class Repeat(Freezable, Invertible, keras.layers.Layer):
     ) -> None:
         kwargs.setdefault("dtype", check_template(layer, "layer").dtype_policy)
         super().__init__(**kwargs)
-        if isinstance(times, bool) or not isinstance(times, int) or times < 1:
-            raise ValueError(f"`times` must be a positive integer. Expected 1, 2, 3, … Received: {times!r}")
+        times = whole_number("times", times)
         if unroll not in (None, True, False):
             raise ValueError(f"`unroll` must be True, False or None. Received: {unroll!r}")
         if remat not in (True, False, "inverse"):

@@ -20,7 +20,7 @@ from keras_auxref.layers.checks import (
 from keras_auxref.layers.frozen import Freezable
 from keras_auxref.lipschitz import activation_bounds
 from keras_auxref.ops.cayley import cayley_inverse
-from keras_auxref.ops.checks import is_concrete
+from keras_auxref.ops.checks import is_concrete, whole_number_or_none
 from keras_auxref.ops.householder_product import householder_matrix, householder_vectors
 from keras_auxref.ops.matrix_exp import matrix_exp_inverse
 from keras_auxref.ops.rows import map_rows
@@ -106,19 +106,13 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
         require_floating(self, self.compute_dtype)
         if map not in _TO_MATRIX:
             raise ValueError(f"Unknown map to orthogonal matrices. Expected one of {sorted(_TO_MATRIX)}. Received: {map!r}")
-        if reflections is not None:
-            if map != "householder":
-                raise ValueError(
-                    f'`reflections` counts Householder reflections. Expected map="householder". Received: map={map!r}, '
-                    f"reflections={reflections}"
-                )
-            if not isinstance(reflections, int | np.integer) or reflections < 1:
-                raise ValueError(f"`reflections` must be a positive integer. Expected 1 ≤ k ≤ d. Received: {reflections!r}")
-            reflections = int(reflections)
-        if units is not None and (isinstance(units, bool) or not isinstance(units, int | np.integer) or units < 1):
-            raise ValueError(f"`units` must be a positive integer or None. Received: {units!r}")
-        self.map, self.reflections = map, reflections
-        self.units = None if units is None else int(units)
+        if reflections is not None and map != "householder":
+            raise ValueError(
+                f'`reflections` counts Householder reflections. Expected map="householder". Received: map={map!r}, '
+                f"reflections={reflections}"
+            )
+        self.map, self.reflections = map, whole_number_or_none("reflections", reflections)
+        self.units = whole_number_or_none("units", units)
         self.activation = keras.activations.get(activation)
         self.use_bias = bool(use_bias)
         self.bias_initializer = keras.initializers.get(bias_initializer)

@@ -13,6 +13,7 @@ from keras_auxref.layers.checks import as_input, last_axis, require_floating
 from keras_auxref.layers.frozen import Freezable
 from keras_auxref.layers.modrelu import ModReLU
 from keras_auxref.layers.orthogonal_dense import OrthogonalDense
+from keras_auxref.ops.checks import whole_number
 from keras_auxref.ops.rows import map_rows
 from keras_auxref.package import PACKAGE
 from keras_auxref.typing import Activation, Config, Constraint, Initializer, LayerArguments, Regularizer, Shape, Tensor
@@ -251,8 +252,7 @@ def _checked_kernel(kernel: kernels.KernelLike | None, transition: str) -> kerne
 
 
 def _check(units: int, transition: str, reflections: int | None) -> None:
-    if not isinstance(units, int | np.integer) or units < 1:
-        raise ValueError(f"`units` must be a positive integer. Received: {units!r}")
+    whole_number("units", units)
     if transition not in _TRANSITIONS:
         raise ValueError(f"Unknown transition. Expected one of {list(_TRANSITIONS)}. Received: {transition!r}")
     if reflections is not None and transition != "householder":

@@ -14,6 +14,7 @@ from keras_auxref.layers.aux_reflection import AuxReflection
 from keras_auxref.layers.checks import last_axis, require_built
 from keras_auxref.layers.orthogonal_dense import OrthogonalDense
 from keras_auxref.lipschitz import activation_bounds
+from keras_auxref.ops.checks import whole_number_or_none
 from keras_auxref.package import PACKAGE
 from keras_auxref.typing import Activation, Config, DType, Initializer, LayerArguments, Regularizer, Shape, Tensor
 
@@ -102,8 +103,7 @@ class SVDDense(Invertible, keras.layers.Layer):
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
-        if units is not None and (not isinstance(units, int) or units < 1):
-            raise ValueError(f"`units` must be a positive integer or None. Received: {units!r}")
+        units = whole_number_or_none("units", units)
         if map not in ("aux", "householder", "cayley", "exp"):
             raise ValueError(
                 f"Unknown map. Expected one of ['aux', 'cayley', 'exp', 'householder']. Received: {map!r}",

@@ -1,5 +1,6 @@
 """Validation shared by every function of `ops`: what was expected, then what was received."""
 
+import numbers
 from typing import Any
 
 import keras
@@ -15,6 +16,21 @@ from keras_auxref.typing import Tensor
 def is_symbolic(*tensors: Any) -> bool:
     """True when any argument is a placeholder of a functional Keras model."""
     return any(isinstance(tensor, keras.KerasTensor) for tensor in tensors)
+
+
+def whole_number(name: str, value: object, least: int = 1, *, also: str = "") -> int:
+    """An argument that has to be an integer, Python's or NumPy's, of at least `least`; `also` names what else is allowed."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        kind, several = "a positive integer" if least == 1 else "a whole number", f"{least}, {least + 1}, {least + 2}, …"
+        if also:
+            kind, several = f"{also} or {kind}", f"{also}, {several}"
+        raise ValueError(f"`{name}` must be {kind}. Expected {several} Received: {value!r}")
+    return int(value)
+
+
+def whole_number_or_none(name: str, value: object, least: int = 1) -> int | None:
+    """`whole_number`, or None."""
+    return None if value is None else whole_number(name, value, least, also="None")
 
 
 def check_one_tensor(value: Any, name: str) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_auxref.ops.checks import as_tensor, check_vectors_and_matrix
+from keras_auxref.ops.checks import as_tensor, check_vectors_and_matrix, whole_number
 from keras_auxref.ops.jacobian import jacobian
 from keras_auxref.ops.reflect import reflection
 from keras_auxref.ops.rows import size_of
@@ -33,8 +33,7 @@ def newton_inverse(y: Any, w: Any, steps: int = 10) -> Any:
     """
     y, w = as_tensor(y, "y"), as_tensor(w, "w")
     check_vectors_and_matrix(y, w, "y")
-    if steps < 1:
-        raise ValueError(f"`steps` must be a positive integer. Received: {steps}")
+    steps = whole_number("steps", steps)
     size = size_of(y)
     target = y / size
     x = target

@@ -43,13 +43,6 @@ def unsqueezed_shape(shape: Any, factor: int, name: str) -> tuple[Any, ...]:
     return (*lead, _times(height, factor, 1), _times(width, factor, 1), _times(channels, 1, factor**2))
 
 
-def checked_factor(factor: Any, name: str) -> int:
-    """Refuses what is not a positive integer."""
-    if not isinstance(factor, int) or isinstance(factor, bool) or factor < 1:
-        raise ValueError(f"`factor` of {name} must be a positive integer. Expected 1, 2, 3, … Received: {factor!r}")
-    return factor
-
-
 def _image(shape: Any, name: str) -> tuple[Any, ...]:
     shape = tuple(shape)
     if len(shape) < 3:

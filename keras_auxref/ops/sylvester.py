@@ -6,7 +6,7 @@ from keras import ops
 
 from keras_auxref.ops import backend
 from keras_auxref.ops.amortised import prepare
-from keras_auxref.ops.checks import HALF, as_tensor
+from keras_auxref.ops.checks import HALF, as_tensor, whole_number
 from keras_auxref.ops.rows import dtype_of, epsilon
 from keras_auxref.typing import Tensor
 
@@ -150,8 +150,7 @@ def orthonormal_columns(a: Tensor, steps: int = 30) -> Tensor:
     shape = tuple(a.shape)
     if len(shape) < 2 or None in shape[-2:] or shape[-1] > shape[-2]:
         raise ValueError(f"`a` must have no more columns than rows. Expected shape (..., d, M), M ≤ d. Received: {shape}")
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"`steps` must be a positive integer. Expected 1, 2, 3, … Received: {steps!r}")
+    steps = whole_number("steps", steps)
     dtype = dtype_of(a)
     q = _scaled(ops.cast(a, "float32") if dtype in HALF else a)
     identity = ops.eye(shape[-1], dtype=q.dtype)

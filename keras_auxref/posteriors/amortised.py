@@ -5,6 +5,7 @@ from typing import Unpack
 import keras
 
 from keras_auxref.layers.checks import as_input, last_axis, require_floating
+from keras_auxref.ops.checks import whole_number
 from keras_auxref.typing import Config, LayerArguments, Shape, Tensor
 
 
@@ -22,7 +23,7 @@ class AmortisedFlow(keras.layers.Layer):
     def __init__(self, steps: int = 4, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
         require_floating(self, self.compute_dtype)
-        self.steps = whole("steps", steps, least=0)
+        self.steps = whole_number("steps", steps, least=0)
 
     def build(self, inputs_shape: Shape, context_shape: Shape) -> None:
         d = last_axis(self, inputs_shape)
@@ -84,10 +85,3 @@ class AmortisedFlow(keras.layers.Layer):
 
     def get_config(self) -> Config:
         return {**super().get_config(), "steps": self.steps}
-
-
-def whole(name: str, value: object, least: int = 1) -> int:
-    """A whole number that is at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"`{name}` must be a whole number. Expected {least}, {least + 1}, {least + 2}, … Received: {value!r}")
-    return value

@@ -7,10 +7,11 @@ import keras
 import numpy as np
 
 from keras_auxref.ops import backend
+from keras_auxref.ops.checks import whole_number_or_none
 from keras_auxref.ops.householder_flow import householder_flow
 from keras_auxref.ops.sylvester import orthonormal_columns, sylvester_and_log_det, sylvester_inverse
 from keras_auxref.package import PACKAGE
-from keras_auxref.posteriors.amortised import AmortisedFlow, whole
+from keras_auxref.posteriors.amortised import AmortisedFlow
 from keras_auxref.typing import Config, LayerArguments, Shape, Tensor
 
 FORMS = ("orthogonal", "householder", "triangular")
@@ -70,9 +71,8 @@ class SylvesterFlow(AmortisedFlow):
         for name, value, owner in (("columns", columns, "orthogonal"), ("reflections", reflections, "householder")):
             if value is not None and form != owner:
                 raise ValueError(f'`{name}` is for form="{owner}". Expected {name}=None. Received: form={form!r}, {name}={value}')
-            if value is not None:
-                whole(name, value)
-        self.form, self.columns, self.reflections = form, columns, reflections
+        self.form, self.columns = form, whole_number_or_none("columns", columns)
+        self.reflections = whole_number_or_none("reflections", reflections)
 
     def build_parameters(self, d: int, context_shape: Shape) -> None:
         if self.columns is not None and self.columns > d:

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_auxref.layers.frozen import frozen
-from keras_auxref.ops.checks import HALF, require_tensorflow
+from keras_auxref.ops.checks import HALF, require_tensorflow, whole_number_or_none
 from keras_auxref.serving._logs import quiet
 from keras_auxref.serving.aside import writing_aside
 from keras_auxref.serving.signatures import Signature, signatures_of
@@ -121,8 +121,7 @@ def export_litert(
         target = {"supported_ops": [tf.lite.OpsSet.TFLITE_BUILTINS]}
         served.export(file, format="litert", input_signature=inputs, verbose=False, target_spec=target)
 
-    if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1):
-        raise ValueError(f"`batch_size` must be a whole number of at least 1, or None. Received: {batch_size!r}")
+    batch_size = whole_number_or_none("batch_size", batch_size)
     return _export(model, path, "LiteRT", ".tflite", convert, overwrite, outputs, input_signature, signature, batch_size)
 
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from keras_auxref.ops.checks import whole_number_or_none
 from keras_auxref.serving.aside import put, writing_aside
 
 _ATTEMPTS = 100
@@ -36,8 +37,7 @@ def write_version(path: Path, write: Callable[[Path], None], version: int | None
         raise FileExistsError(
             f"Expected a folder of numbered versions, or none. Received a SavedModel itself: {path}. Give the folder around it."
         )
-    if version is not None and (not isinstance(version, int) or isinstance(version, bool) or version < 0):
-        raise ValueError(f"`version` must be a whole number of at least 0, or None. Received: {version!r}")
+    version = whole_number_or_none("version", version, least=0)
     if version is None and overwrite:
         version = max(versions(path), default=1)
     if version is not None and not overwrite:

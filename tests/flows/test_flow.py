@@ -149,8 +149,8 @@ def test_constant_columns_are_named():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"d": 1}, "Expected d ≥ 2. Received: 1"),
-        ({"steps": 0}, "Expected steps ≥ 1. Received: 0"),
+        ({"d": 1}, "Expected 2, 3, 4, … Received: 1"),
+        ({"steps": 0}, "Expected 1, 2, 3, … Received: 0"),
         ({"dtype": "float16"}, "float32 or float64"),
         ({"context": 0}, "Expected None, 1, 2, 3, … Received: 0"),
         ({"context": 2, "classes": 3}, "Received: context=2 and classes=3"),

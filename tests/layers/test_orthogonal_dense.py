@@ -222,12 +222,12 @@ def test_built_while_a_step_is_traced() -> None:
     [
         ({"map": "svd"}, r"Expected one of \['cayley', 'exp', 'householder'\]. Received: 'svd'"),
         ({"map": "exp", "reflections": 2}, "Expected map=\"householder\". Received: map='exp'"),
-        ({"reflections": 0}, "Expected 1 ≤ k ≤ d. Received: 0"),
+        ({"reflections": 0}, "Expected None, 1, 2, 3, … Received: 0"),
         ({"reflections": 1.5}, "positive integer"),
         ({"kernel_initializer": np.ones((2, 2))}, "Expected an orthogonal matrix"),
         ({"kernel_initializer": np.ones((2, 3))}, "Expected a matrix Q with orthonormal rows or columns"),
-        ({"units": 0}, "`units` must be a positive integer or None. Received: 0"),
-        ({"units": 2.5}, "`units` must be a positive integer or None. Received: 2.5"),
+        ({"units": 0}, "`units` must be None or a positive integer. Expected None, 1, 2, 3, … Received: 0"),
+        ({"units": 2.5}, "`units` must be None or a positive integer. Expected None, 1, 2, 3, … Received: 2.5"),
     ],
 )
 def test_errors_at_construction(arguments: dict[str, Any], message: str) -> None:

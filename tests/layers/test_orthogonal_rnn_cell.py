@@ -153,12 +153,12 @@ def test_regularizers_see_their_weights() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"units": 0}, "`units` must be a positive integer. Received: 0"),
-        ({"units": 2.5}, "`units` must be a positive integer. Received: 2.5"),
+        ({"units": 0}, "`units` must be a positive integer. Expected 1, 2, 3, … Received: 0"),
+        ({"units": 2.5}, "`units` must be a positive integer. Expected 1, 2, 3, … Received: 2.5"),
         ({"transition": "svd"}, r"Expected one of \['aux', 'cayley', 'exp', 'householder'\]. Received: 'svd'"),
         ({"reflections": 2}, "Expected transition=\"householder\". Received: transition='aux'"),
         ({"transition": "householder", "reflections": 5}, r"Expected 1 ≤ reflections ≤ 4. Received: 5"),
-        ({"transition": "householder", "reflections": 0}, r"Expected 1 ≤ k ≤ d. Received: 0"),
+        ({"transition": "householder", "reflections": 0}, r"Expected None, 1, 2, 3, … Received: 0"),
         ({"recurrent_initializer": np.ones((4, 4))}, "Expected an orthogonal matrix"),
         ({"dtype": "int32"}, "floating-point"),
         ({"dropout": 2.0}, r"Expected a number with 0 ≤ dropout ≤ 1. Received: 2.0"),

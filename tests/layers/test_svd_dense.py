@@ -178,7 +178,7 @@ def test_masks_and_unknown_axes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"units": 0}, "positive integer or None. Received: 0"),
+        ({"units": 0}, "None or a positive integer. Expected None, 1, 2, 3, … Received: 0"),
         ({"map": "svd"}, r"Expected one of \['aux', 'cayley', 'exp', 'householder'\]. Received: 'svd'"),
         ({"reflections": 2}, 'Expected map="householder". Received: map="aux", reflections=2'),
         ({"map": "exp", "reflections": 2}, 'Expected map="householder"'),

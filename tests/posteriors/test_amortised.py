@@ -173,7 +173,7 @@ def test_the_inverse_builds_on_first_use(rng):
         (lambda: SylvesterFlow(form="full"), r"Expected one of \['orthogonal', .* Received: 'full'"),
         (lambda: SylvesterFlow(form="triangular", columns=2), '`columns` is for form="orthogonal"'),
         (lambda: SylvesterFlow(reflections=2), '`reflections` is for form="householder"'),
-        (lambda: SylvesterFlow(columns=0), "`columns` must be a whole number. Expected 1, 2, 3"),
+        (lambda: SylvesterFlow(columns=0), "`columns` must be None or a positive integer. Expected None, 1, 2, 3"),
         (lambda: SylvesterFlow(columns=5).build((None, 4), (None, 3)), "Expected columns ≤ 4. Received: 5"),
         (lambda: HouseholderFlow().build((None, 4), (None, 2, 3)), r"Expected shape \(batch, features\)"),
         (lambda: HouseholderFlow().build((None, None), (None, 3)), "known last axis"),

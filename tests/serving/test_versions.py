@@ -100,5 +100,5 @@ def test_bad_folders_and_numbers(tmp_path):
     with pytest.raises(FileExistsError, match="Give the folder around it"):
         write_version(tmp_path / "1", _write("a"))
     for version in (-1, "2", 1.5, True):
-        with pytest.raises(ValueError, match=r"`version` must be a whole number"):
+        with pytest.raises(ValueError, match=r"`version` must be None or a whole number. Expected None, 0, 1, 2, …"):
             write_version(tmp_path, _write("a"), version=version)

@@ -22,7 +22,8 @@ class AdditiveCoupling(Coupling):
         network: Any Keras layer or model from x_a to a tensor of the shape of x_b. By default as for `AffineCoupling`, so that
             the coupling starts as the identity.
         hidden: Channels of the hidden layers of the default network.
-        context: See `Coupling`.
+        context: See `AffineCoupling`.
+        norm: See `AffineCoupling`.
         **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`, …
 
     Call arguments:

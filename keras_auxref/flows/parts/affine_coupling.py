@@ -5,10 +5,10 @@ from typing import Unpack
 import keras
 
 from keras_auxref.certificate import Certificate
-from keras_auxref.flows.parts.coupling import Coupling
+from keras_auxref.flows.parts.coupling import Coupling, CouplingArguments
 from keras_auxref.ops.coupling import checked_bound, scaled, scaled_inverse
 from keras_auxref.package import PACKAGE
-from keras_auxref.typing import Config, LayerArguments, Tensor
+from keras_auxref.typing import Tensor
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -27,7 +27,8 @@ class AffineCoupling(Coupling):
             for inputs of rank 2, convolutions 3×3, 1×1, 3×3 for images of rank 4.
         hidden: Channels of the hidden layers of the default network.
         bound: The bound on |log s|.
-        context: See `Coupling`.
+        context: The number k of entries of a context, which every method then takes, a tensor of shape `(batch, k)`. The network
+            sees it as k more channels of x_a, the same for all pixels of an image.
         norm: Whether the default network normalises its hidden channels (`keras.layers.LayerNormalization`).
         **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`, …
 
@@ -49,17 +50,16 @@ class AffineCoupling(Coupling):
     """
 
     parameters_per_channel = 2
+    settings = ("bound",)
 
     def __init__(
         self,
         network: keras.layers.Layer | None = None,
         hidden: int = 64,
         bound: float = 2.0,
-        context: int | None = None,
-        norm: bool = False,
-        **kwargs: Unpack[LayerArguments],
+        **kwargs: Unpack[CouplingArguments],
     ) -> None:
-        super().__init__(network, hidden, context, norm, **kwargs)
+        super().__init__(network, hidden, **kwargs)
         self.bound = checked_bound(bound)
 
     def move(self, b: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,6 +74,3 @@ class AffineCoupling(Coupling):
         """Proven for every finite output of the network, if exp(±bound) is finite and positive."""
         reason = "x_a stays as it is, and with it shift and scale of x_b are known, the scale never zero"
         return self._certified(reason, bound=self.bound)
-
-    def get_config(self) -> Config:
-        return {**super().get_config(), "bound": self.bound}

@@ -8,8 +8,16 @@ import numpy as np
 from keras_auxref.certificate import Certificate, not_proven, proven
 from keras_auxref.invertible import Invertible
 from keras_auxref.layers.checks import as_input, last_axis, require_built, require_floating
+from keras_auxref.ops.checks import whole_number, whole_number_or_none
 from keras_auxref.ops.coupling import build_network, couple, coupling_log_det, coupling_sizes
 from keras_auxref.typing import Config, DType, LayerArguments, Shape, Tensor
+
+
+class CouplingArguments(LayerArguments, total=False):
+    """The keyword arguments of every coupling."""
+
+    context: int | None
+    norm: bool
 
 
 class Coupling(Invertible, keras.layers.Layer):
@@ -27,15 +35,24 @@ class Coupling(Invertible, keras.layers.Layer):
 
     as k more channels of x_a, the same for all pixels of an image. A context with the rank of x has its own k channels for
     every pixel.
+
+    Args:
+        network: The network. By default two hidden layers with ReLU and a last one that starts at zero.
+        hidden: Channels of the hidden layers of the default network.
+        context: The number of entries of a context, or None.
+        norm: Whether the default network normalises its hidden channels.
+        **kwargs: Arguments of `keras.layers.Layer`.
     """
 
     cheap_log_det = True
     parameters_per_channel: int = 1
+    settings: tuple[str, ...] = ()  # the arguments of a subclass beside these, which are attributes too
 
     def __init__(
         self,
         network: keras.layers.Layer | None = None,
         hidden: int = 64,
+        *,
         context: int | None = None,
         norm: bool = False,
         **kwargs: Unpack[LayerArguments],
@@ -44,13 +61,9 @@ class Coupling(Invertible, keras.layers.Layer):
         require_floating(self, self.compute_dtype)
         if network is not None and not isinstance(network, keras.layers.Layer):
             raise ValueError(f"`network` must be a Keras layer or model. Expected a `keras.layers.Layer`. Received: {network!r}")
-        if not isinstance(hidden, int) or hidden < 1:
-            raise ValueError(f"`hidden` must be a positive integer. Expected 1, 2, 3, … Received: {hidden!r}")
-        if context is not None and (isinstance(context, bool) or not isinstance(context, int) or context < 1):
-            raise ValueError(f"`context` must be None or a positive integer. Expected None, 1, 2, 3, … Received: {context!r}")
         self.network: Any = network
-        self.context = context
-        self.hidden, self.norm = hidden, bool(norm)
+        self.hidden, self.context = whole_number("hidden", hidden), whole_number_or_none("context", context)
+        self.norm = bool(norm)
         self._own_network = network is None
 
     def move(self, b: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,7 +140,8 @@ class Coupling(Invertible, keras.layers.Layer):
 
     def get_config(self) -> Config:
         network = None if self._own_network else keras.saving.serialize_keras_object(self.network)
-        return {**super().get_config(), "network": network, "hidden": self.hidden, "context": self.context, "norm": self.norm}
+        names = ("hidden", "context", "norm", *self.settings)
+        return {**super().get_config(), "network": network, **{name: getattr(self, name) for name in names}}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:

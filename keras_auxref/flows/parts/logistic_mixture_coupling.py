@@ -5,10 +5,11 @@ from typing import Unpack
 import keras
 
 from keras_auxref.certificate import Certificate
-from keras_auxref.flows.parts.coupling import Coupling
+from keras_auxref.flows.parts.coupling import Coupling, CouplingArguments
+from keras_auxref.ops.checks import whole_number
 from keras_auxref.ops.coupling import checked_bound, mixed, mixed_inverse
 from keras_auxref.package import PACKAGE
-from keras_auxref.typing import Config, LayerArguments, Tensor
+from keras_auxref.typing import Tensor
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -35,8 +36,8 @@ class LogisticMixtureCoupling(Coupling):
         components: The number of logistics in each mixture.
         bound: The bound on |a|.
         scale_bound: The bound on |log s|.
-        context: See `Coupling`.
-        norm: Whether the default network normalises its hidden channels (`keras.layers.LayerNormalization`).
+        context: See `AffineCoupling`.
+        norm: See `AffineCoupling`.
         **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`, …
 
     Call arguments:
@@ -57,6 +58,7 @@ class LogisticMixtureCoupling(Coupling):
     """
 
     elementary = False  # the inverse searches
+    settings = ("components", "bound", "scale_bound")
 
     def __init__(
         self,
@@ -65,17 +67,13 @@ class LogisticMixtureCoupling(Coupling):
         components: int = 8,
         bound: float = 2.0,
         scale_bound: float = 5.0,
-        context: int | None = None,
-        norm: bool = False,
-        **kwargs: Unpack[LayerArguments],
+        **kwargs: Unpack[CouplingArguments],
     ) -> None:
-        super().__init__(network, hidden, context, norm, **kwargs)
-        if isinstance(components, bool) or not isinstance(components, int) or components < 1:
-            raise ValueError(f"`components` must be a positive integer. Expected 1, 2, 3, … Received: {components!r}")
-        self.components = components
+        super().__init__(network, hidden, **kwargs)
+        self.components = whole_number("components", components)
         self.bound = checked_bound(bound, of="|a|")
         self.scale_bound = checked_bound(scale_bound, "scale_bound")
-        self.parameters_per_channel = 2 + 3 * components
+        self.parameters_per_channel = 2 + 3 * self.components
 
     def move(self, b: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
         """(σ⁻¹(F(x_b))·eᵃ + t, a + log d σ⁻¹(F)/dx_b)."""
@@ -89,7 +87,3 @@ class LogisticMixtureCoupling(Coupling):
         """y_b is increasing in x_b for every finite output of the network, if the bounds keep the scales finite and positive."""
         reason = "x_a stays as it is, and with it an increasing map of x_b onto the real line is known"
         return self._certified(reason, bound=self.bound, scale_bound=self.scale_bound)
-
-    def get_config(self) -> Config:
-        settings = {"components": self.components, "bound": self.bound, "scale_bound": self.scale_bound}
-        return {**super().get_config(), **settings}

@@ -5,12 +5,13 @@ from typing import Unpack
 import keras
 
 from keras_auxref.certificate import Certificate
-from keras_auxref.flows.parts.coupling import Coupling
+from keras_auxref.flows.parts.coupling import Coupling, CouplingArguments
 from keras_auxref.layers.checks import last_axis
+from keras_auxref.ops.checks import whole_number
 from keras_auxref.ops.coupling import checked_bound, couple, coupling_sizes, splined, splined_inverse
 from keras_auxref.ops.spline import spline_parameters
 from keras_auxref.package import PACKAGE
-from keras_auxref.typing import Config, DType, LayerArguments, Shape, Tensor
+from keras_auxref.typing import DType, Shape, Tensor
 
 OWN_RATE = 10.0
 """How fast the splines of x_a train beside the networks."""
@@ -43,8 +44,8 @@ class SplineCoupling(Coupling):
         bins: The number of bins, 2 or more.
         bound: Where the tails begin. ActNorm before the coupling puts almost all data within 4.
         slope_bound: The bound on |log s|.
-        context: See `Coupling`.
-        norm: Whether the default network normalises its hidden channels (`keras.layers.LayerNormalization`).
+        context: See `AffineCoupling`.
+        norm: See `AffineCoupling`.
         **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`, …
 
     Call arguments:
@@ -63,6 +64,8 @@ class SplineCoupling(Coupling):
     Reference: Durkan, Bekasov, Murray & Papamakarios, "Neural Spline Flows", NeurIPS 2019.
     """
 
+    settings = ("bins", "bound", "slope_bound")
+
     def __init__(
         self,
         network: keras.layers.Layer | None = None,
@@ -70,17 +73,13 @@ class SplineCoupling(Coupling):
         bins: int = 8,
         bound: float = 4.0,
         slope_bound: float = 2.0,
-        context: int | None = None,
-        norm: bool = False,
-        **kwargs: Unpack[LayerArguments],
+        **kwargs: Unpack[CouplingArguments],
     ) -> None:
-        super().__init__(network, hidden, context, norm, **kwargs)
-        if isinstance(bins, bool) or not isinstance(bins, int) or bins < 2:
-            raise ValueError(f"`bins` must be a whole number. Expected 2, 3, 4, … Received: {bins!r}")
-        self.bins = bins
+        super().__init__(network, hidden, **kwargs)
+        self.bins = whole_number("bins", bins, least=2)
         self.bound = checked_bound(bound, of="|x|")
         self.slope_bound = checked_bound(slope_bound, "slope_bound")
-        self.parameters_per_channel = spline_parameters(bins)
+        self.parameters_per_channel = spline_parameters(self.bins)
 
     def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
@@ -115,6 +114,3 @@ class SplineCoupling(Coupling):
         """g and h increase for all finite weights and outputs of the network, if exp(±slope_bound) is finite and positive."""
         reason = "increasing splines with linear tails: that of x_a is known, and with y_a that of x_b"
         return self._certified(reason, slope_bound=self.slope_bound)
-
-    def get_config(self) -> Config:
-        return {**super().get_config(), "bins": self.bins, "bound": self.bound, "slope_bound": self.slope_bound}

@@ -7,7 +7,8 @@ import keras
 from keras_auxref.certificate import ISOMETRY, Certificate, proven
 from keras_auxref.invertible import Invertible
 from keras_auxref.layers.checks import as_input
-from keras_auxref.ops.squeeze import checked_factor, squeeze, squeezed_shape, unsqueeze, unsqueezed_shape
+from keras_auxref.ops.checks import whole_number
+from keras_auxref.ops.squeeze import squeeze, squeezed_shape, unsqueeze, unsqueezed_shape
 from keras_auxref.package import PACKAGE
 from keras_auxref.typing import Config, LayerArguments, Shape, Tensor
 
@@ -41,7 +42,7 @@ class Squeeze(Invertible, keras.layers.Layer):
 
     def __init__(self, factor: int = 2, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
-        self.factor = checked_factor(factor, type(self).__name__)
+        self.factor = whole_number("factor", factor)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def build(self, input_shape: Shape) -> None:
