@@ -82,6 +82,7 @@ class Invertible:
             """The shape of the input, unless a layer overrides this."""
             return input_shape
 
+    @checked
     def log_det_jacobian(self, x: Tensor) -> Tensor:
         """log|det ∂y/∂x| of every event, shape `x.shape[:-event_ndims]`."""
         return self.forward_and_log_det(x)[1]

@@ -70,9 +70,7 @@ class Chain(Invertible, keras.layers.Layer):
     def forward_and_log_det(
         self, x: Tensor, training: bool | None = None, context: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        x = keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)
-        if not self.built:
-            self.build((None, *x.shape[1:]))
+        x = self._tensor(x, "forward_and_log_det")
         lead = len(x.shape) - self.event_ndims
         total: Any = None
         for layer in self.layers:

@@ -6,7 +6,7 @@ import keras
 
 from keras_auxref.flows.parts import Permutation, Squeeze
 from keras_auxref.flows.parts.coupling import default_network
-from keras_auxref.layers.checks import last_axis
+from keras_auxref.layers.checks import last_axis, require_precision
 from keras_auxref.ops.checks import whole_number
 from keras_auxref.ops.coupling import checked_bound, couple, coupling_log_det, scaled
 from keras_auxref.ops.rows import epsilon
@@ -65,8 +65,7 @@ class VariationalDequantisation(keras.layers.Layer):
 
     def __init__(self, hidden: int = 64, steps: int = 2, bound: float = 2.0, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
-        if self.compute_dtype not in ("float32", "float64"):
-            raise ValueError(f"A likelihood needs dtype float32 or float64. Received: {self.compute_dtype}")
+        require_precision(self)
         self.hidden, self.steps = whole_number("hidden", hidden), whole_number("steps", steps)
         self.bound = checked_bound(bound)
         self.squeeze = Squeeze(name="squeeze", dtype=self.dtype_policy)

@@ -14,6 +14,7 @@ from keras_auxref.flows.model import FlowModel, Signatures, log_normal
 from keras_auxref.flows.steps import each_mixing, flow_steps
 from keras_auxref.flows.vectors import check_varies, check_vectors
 from keras_auxref.initializers import SignedPermutation
+from keras_auxref.layers.checks import require_precision
 from keras_auxref.ops import backend
 from keras_auxref.ops.checks import whole_number
 from keras_auxref.package import PACKAGE
@@ -86,8 +87,7 @@ class Flow(FlowModel):
     ) -> None:
         super().__init__(**kwargs)
         d, steps, hidden = whole_number("d", d, 2), whole_number("steps", steps), whole_number("hidden", hidden)
-        if self.compute_dtype not in ("float32", "float64"):
-            raise ValueError(f"A likelihood needs dtype float32 or float64. Received: {self.compute_dtype}")
+        require_precision(self)
         self.d, self.steps, self.hidden, self.unroll = d, steps, hidden, unroll
         self._parts = Hidden((check_mixing(mixing), check_coupling(coupling)))
         self.condition = Condition(context, classes, self.compute_dtype)

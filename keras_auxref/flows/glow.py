@@ -17,6 +17,7 @@ from keras_auxref.flows.multi_scale import MultiScale
 from keras_auxref.flows.old_files import stack_old_steps
 from keras_auxref.flows.preprocessing import as_fractions, dequantise, nearest_values
 from keras_auxref.flows.randomness import uniform
+from keras_auxref.layers.checks import require_precision
 from keras_auxref.ops import backend
 from keras_auxref.ops.backend import compiled
 from keras_auxref.package import PACKAGE
@@ -122,8 +123,7 @@ class Glow(FlowModel):
         self.image_shape = _checked_shape(image_shape)
         if not isinstance(bits, int) or not 1 <= bits <= 16:
             raise ValueError(f"`bits` must be a whole number between 1 and 16. Received: {bits!r}")
-        if self.compute_dtype not in ("float32", "float64"):
-            raise ValueError(f"A likelihood needs dtype float32 or float64. Received: {self.compute_dtype}")
+        require_precision(self)
         if not 0 < squash < 1:
             raise ValueError(f"`squash` must lie strictly between 0 and 1. Received: {squash}")
         self.bits, self.squash = bits, float(squash)

@@ -30,27 +30,18 @@ class Logit(Invertible, keras.layers.Layer):
             raise ValueError(f"`squash` must lie strictly between 0 and 1. Received: {squash}")
         self.squash = float(squash)
 
-    def call(self, inputs: Tensor) -> Tensor:
-        return self._forward(inputs)[0]
-
     def inverse(self, y: Tensor) -> Tensor:
         """x = ½ + (sigmoid(y) − ½)/s, beyond [0, 1] by at most (1/s − 1)/2."""
         y = keras.ops.convert_to_tensor(y, dtype=self.compute_dtype)
         return 0.5 + (keras.ops.sigmoid(y) - 0.5) / self.squash
-
-    def log_det_jacobian(self, x: Tensor) -> Tensor:
-        """Σ log|dy/dx| over the last axis of x."""
-        return self._forward(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype))[1]
-
-    def forward_and_log_det(self, x: Tensor, training: bool | None = None) -> tuple[Tensor, Tensor]:
-        return self._forward(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype))
 
     def impossible(self, x: Tensor, axis: tuple[int, ...] | None = None) -> Tensor:
         """Whether a pixel lies outside the support or, given axes, whether any of these pixels does."""
         outside = keras.ops.abs(self.squash * (x - 0.5)) >= 0.5  # not NaN, which stays NaN
         return outside if axis is None else keras.ops.any(outside, axis=axis)
 
-    def _forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_and_log_det(self, x: Tensor, training: bool | None = None) -> tuple[Tensor, Tensor]:
+        x = keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)
         outside, centred = self.impossible(x), self.squash * (x - 0.5)
         centred = keras.ops.where(outside, keras.ops.zeros_like(centred), centred)
         # 1 − p by its own formula: subtracting p from 1 would lose digits near 1.

@@ -147,9 +147,7 @@ class Repeat(Freezable, Invertible, keras.layers.Layer):
     def forward_and_log_det(
         self, x: Tensor, training: bool | None = None, context: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        x = keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)
-        if not self.built:
-            self.build((None, *x.shape[1:]))
+        x = self._tensor(x, "forward_and_log_det")
         self._ask("forward_and_log_det", x)
 
         def start(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from keras_auxref.invertible import require_built
 from keras_auxref.ops.checks import HALF, check_one_tensor, is_concrete
 from keras_auxref.typing import DType, Shape, Tensor
 
-__all__ = ["as_input", "at_least_float32", "has_value", "last_axis", "require_built", "require_floating"]
+__all__ = ["as_input", "at_least_float32", "has_value", "last_axis", "require_built", "require_floating", "require_precision"]
 
 
 def last_axis(layer: keras.layers.Layer, input_shape: Shape) -> int:
@@ -35,6 +35,12 @@ def require_floating(layer: keras.layers.Layer, dtype: DType) -> None:
         raise ValueError(
             f"{type(layer).__name__} needs a floating-point dtype. Received: {keras.backend.standardize_dtype(dtype)}"
         )
+
+
+def require_precision(layer: keras.layers.Layer) -> None:
+    """Refuses half precision, which has too few digits for a likelihood."""
+    if layer.compute_dtype not in ("float32", "float64"):
+        raise ValueError(f"A likelihood needs dtype float32 or float64. Received: {layer.compute_dtype}")
 
 
 def as_input(layer: keras.layers.Layer, inputs: Tensor) -> Tensor:

@@ -167,11 +167,6 @@ class FactoredReflection(Freezable, Invertible, keras.layers.Layer):
         y, log_det = self._between(diagonal_reflect_and_log_det, x)
         return y, log_det
 
-    def log_det_jacobian(self, x: Tensor) -> Tensor:
-        """log|det ∂y/∂x| for every vector on the last axis of x, shape `(batch, ...)`."""
-        x = self._tensor(x, "log_det_jacobian")
-        return self.forward_and_log_det(x)[1]
-
     def inverse(self, y: Tensor) -> Tensor:
         """x = V g⁻¹(Uᵀy), up to rounding: see `ops.factored_inverse`."""
         y = self._tensor(y, "inverse")

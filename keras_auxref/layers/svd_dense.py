@@ -217,10 +217,6 @@ class SVDDense(Invertible, keras.layers.Layer):
         y = y if self.bias is None else y - keras.ops.cast(self.bias, y.dtype)
         return self.v.inverse(self.u.inverse(y) / keras.ops.cast(self.singular_values, y.dtype))
 
-    def log_det_jacobian(self, x: Tensor) -> Tensor:
-        """log|det ∂f_V| + Σ log|σ| + log|det ∂f_U| for every vector on the last axis of x. Needs what `inverse` needs."""
-        return self.forward_and_log_det(x)[1]
-
     def forward_and_log_det(self, x: Tensor, training: bool | None = None) -> tuple[Tensor, Tensor]:
         """(y, log|det ∂y/∂x|). Needs `units` = d and no activation."""
         self._require_invertible("forward_and_log_det")

@@ -134,10 +134,6 @@ class QRDense(Invertible, keras.layers.Layer):
         log_det = log_det + keras.ops.sum(at_least_float32(self.log_diagonal))
         return keras.ops.cast(y, self.compute_dtype), keras.ops.cast(log_det, self.compute_dtype)
 
-    def log_det_jacobian(self, x: Tensor) -> Tensor:
-        """log|det ∂y/∂x| for every vector on the last axis of x, shape `(batch, ...)`."""
-        return self.forward_and_log_det(self._tensor(x, "log_det_jacobian"))[1]
-
     def inverse(self, y: Tensor) -> Tensor:
         """x = R⁻¹Qᵀy or f⁻¹(R⁻¹y), by a triangular solve."""
         y, triangle = self._tensor(y, "inverse"), self.triangle

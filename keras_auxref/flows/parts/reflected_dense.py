@@ -74,15 +74,9 @@ class ReflectedDense(Invertible, keras.layers.Layer):
 
     def forward_and_log_det(self, x: Tensor, training: bool | None = None) -> tuple[Tensor, Tensor]:
         """y and log|det ∂y/∂x|, from one pass."""
-        if not self.built:
-            self.build(x.shape)
         h, first = self.reflection.forward_and_log_det(x)
         y, second = self.dense.forward_and_log_det(h)
         return y, first + second
-
-    def log_det_jacobian(self, x: Tensor) -> Tensor:
-        """log|det ∂y/∂x| for every vector on the last axis of x, shape `(batch, ...)`."""
-        return self.forward_and_log_det(self._tensor(x, "log_det_jacobian"))[1]
 
     def inverse(self, y: Tensor) -> Tensor:
         """x = V g⁻¹(B⁻¹y)."""
