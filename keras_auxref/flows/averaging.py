@@ -1,4 +1,4 @@
-"""Training with a moving average of weights: whoever looks at the model during `fit` sees the average."""
+"""Training with a moving average of the weights, which validation and callbacks see during `fit`."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ from keras_auxref.typing import Config, Tensor
 class _Growing(keras.optimizers.Optimizer):
     """Averages a ← m a + (1 − m) w with m = min(ema_momentum, (1 + t)/(10 + t)) at step t.
 
-    With a fixed m near 1 the average of a short training is mostly its start. This one forgets the first steps: it goes over
-    about the last tenth of the steps there have been, until m has grown to `ema_momentum`.
+    With a fixed m near 1 the average of a short training would be dominated by its start. This one forgets the first steps: it
+    covers about the last tenth of all steps so far, until m has grown to `ema_momentum`.
     """
 
     @property
@@ -40,7 +40,7 @@ class AveragedAdamax(_Growing, keras.optimizers.Adamax):
 
 
 def with_averages(callbacks: Any, model: keras.Model) -> Any:
-    """The callbacks of `fit`, after one that shows them the average."""
+    """The callbacks of `fit`, with one before them that shows them the average."""
     first = Averaged()
     if isinstance(callbacks, keras.callbacks.CallbackList):
         first.set_model(model)

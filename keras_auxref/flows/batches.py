@@ -1,4 +1,4 @@
-"""Data of any kind that `fit` takes, and a look at the first batch that uses nothing up."""
+"""Data of every kind that `fit` takes, and how to look at their first batch without using it up."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -23,9 +23,9 @@ def inputs_of(batch: Any) -> Tensor:
 
 
 def first_batch(data: Any, size: int) -> tuple[Any, Any]:
-    """The first batch of any data that `fit` takes, or None where it cannot be read, and the data with nothing used up.
+    """The first batch of data for `fit`, or None if it cannot be read, and the data, still with that batch.
 
-    An array has its first rows for a batch, and so has a list of arrays.
+    For an array or a list of arrays, these are the first rows.
     """
     if data is None:
         return None, data
@@ -49,13 +49,13 @@ def first_batch(data: Any, size: int) -> tuple[Any, Any]:
 
 
 def _again(first: Tensor | tuple[Tensor, ...], rest: Iterator[Tensor | tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
-    """All batches, each as the tuple that Keras wants of a generator."""
+    """All batches, each as a tuple, as Keras expects them from a generator."""
     for batch in itertools.chain([first], rest):
         yield batch if isinstance(batch, tuple) else (batch,)
 
 
 def spec_of(data: object) -> Any:
-    """What has the shape and dtype of the inputs, if they are known without reading data; else None."""
+    """An object with the shape and dtype of the inputs, or None if only reading the data would tell."""
     spec = getattr(data, "element_spec", data)
     spec = spec[0] if isinstance(spec, tuple | list) and spec else spec
     return spec if hasattr(spec, "dtype") and hasattr(spec, "shape") else None

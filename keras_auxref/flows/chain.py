@@ -1,4 +1,4 @@
-"""Invertible layers one after the other, as one invertible layer: what a step of a flow is made of."""
+"""A chain of invertible layers as one invertible layer, such as a step of a flow."""
 
 import functools
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from keras_auxref.typing import Config, LayerArguments, Shape, Tensor
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class Chain(Invertible, keras.layers.Layer):
-    """Invertible layers one after the other: y = l_n(… l_2(l_1(x))), log-determinants added up.
+    """A chain of invertible layers, y = l_n(… l_2(l_1(x))). The log-determinants add up.
 
     One event has as many axes as the largest event of the layers: if one layer acts on vectors and another on whole images, there
     is one log-determinant per image.
@@ -156,7 +156,7 @@ def is_initialized(layer: keras.layers.Layer) -> bool:
 
 
 def summed_to(log_det: Tensor, axes: int) -> Tensor:
-    """A log-determinant with its first axes alone, summed over the others."""
+    """A log-determinant summed over all axes but its first ones."""
     extra = len(log_det.shape) - axes
     return keras.ops.sum(log_det, axis=tuple(range(axes, axes + extra))) if extra > 0 else log_det
 
@@ -168,7 +168,7 @@ def all_proven(proofs: list[Tensor | None]) -> Tensor | None:
 
 
 def combined(certificates: dict[str, Certificate]) -> Certificate:
-    """The certificate of maps one after the other, by their names."""
+    """The certificate of a chain of maps, from theirs by name."""
     bounds = functools.reduce(Bounds.then, map(bounds_of, certificates.values()), ISOMETRY)
     for name, certificate in certificates.items():
         if not certificate.invertible:

@@ -35,7 +35,7 @@ class Condition:
 
     @property
     def signature(self) -> dict[str, tuple[Shape, str]]:
-        """The input of a served model that this is, by name."""
+        """The input that a served model has for it, by name; none without a context."""
         if not self:
             return {}
         return {"context": ((None,), "int32") if self.classes else ((None, self.size), self.dtype)}

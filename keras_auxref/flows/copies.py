@@ -1,4 +1,4 @@
-"""Copies of a layer that is not built: each from its configuration, with a start of its own."""
+"""Copies of a layer that is not built, each from its configuration and with its own initial values."""
 
 import random
 from typing import Any
@@ -18,8 +18,8 @@ class Hidden:
 def clone(layer: keras.layers.Layer, number: int = 0, **changes: object) -> keras.layers.Layer:
     """A new layer with the configuration of this one, and other seeds where `number` is not 0.
 
-    If the configuration has a seed, the seed of the copy is drawn from it and the number: copies differ, and are the same every
-    time. If it has none (`None`), every copy draws its own, as Keras layers do.
+    If the configuration has a seed, the seed of the copy follows from it and the number: copies differ, but are reproducible.
+    If it has none (`None`), every copy draws its own, as Keras layers do.
     """
     config = {**_reseeded(_plain(layer.get_config()), number), **changes}
     known = {type(part).__name__: type(part) for part in layer._flatten_layers()}  # registered or not
@@ -30,7 +30,7 @@ def clone(layer: keras.layers.Layer, number: int = 0, **changes: object) -> kera
 def serialized(layer: keras.layers.Layer) -> Config:
     """`keras.saving.serialize_keras_object` of a template.
 
-    It is not built, and has its dtype by name: Keras writes no configuration by itself for a layer that was given a policy.
+    The shapes it was built for are left out, and its dtype policy is written by name.
     """
     return _plain(keras.saving.serialize_keras_object(layer))
 
@@ -44,7 +44,7 @@ def _plain(nest: Any) -> Any:
 
 
 def _reseeded(nest: Any, number: int) -> Any:
-    """A configuration with every whole number under the name `seed` replaced by another one, for any number but 0."""
+    """A configuration in which every integer named `seed` is replaced by another; for number 0 it is unchanged."""
     if number == 0:
         return nest
     if isinstance(nest, dict):

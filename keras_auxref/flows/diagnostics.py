@@ -49,7 +49,7 @@ class Branches:
 
 
 def branches(flow: MultiScale, images: Tensor, counted: int, seed: int) -> list[Branches]:
-    """`Branches` for every auxiliary reflection of a flow on the way of these images."""
+    """`Branches` for every auxiliary reflection that these images pass through."""
     generator = np.random.default_rng(seed)
     found: list[Branches] = []
 

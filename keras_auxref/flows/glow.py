@@ -1,4 +1,4 @@
-"""Glow with auxiliary reflections in place of 1×1 convolutions."""
+"""Glow with auxiliary reflections instead of 1×1 convolutions."""
 
 import math
 from typing import Any, Literal, Unpack
@@ -33,17 +33,17 @@ class Glow(FlowModel):
         log p(x) = log N(n(x); 0, I) + log|det ∂n/∂x|
 
     n is the multi-scale architecture of Kingma & Dhariwal: L levels of K steps, each ActNorm → a map between the channels of
-    every pixel (`mixing`) → coupling. `fit(images)` minimises bits per dimension. The first `fit` starts every ActNorm
+    every pixel (`mixing`) → coupling. `fit(images)` minimises bits per dimension. The first `fit` initialises every ActNorm
     from data, and compiles the model with `Glow.optimizer()` if `compile` has not been called.
 
-    **What to give it.** Integers 0 … 2ᵇ − 1, that is `uint8` for the default of 8 bits, everywhere. Numbers in [0, 1] are the
-    same images with black at 0 and white at 1: k/(2ᵇ − 1) is the integer k. `decode` and `sample` return such numbers;
+    **What to give it.** Integers from 0 to 2ᵇ − 1: `uint8` for the default of 8 bits. Or numbers in [0, 1], from black to white:
+    k/(2ᵇ − 1) stands for the integer k. `decode` and `sample` return such numbers;
     `np.round(255 * images).astype("uint8")` converts them to integers. `log_prob` and `encode` use every pixel as it is.
     `fit`, `evaluate` and `bits_per_dim` round to the nearest of the 2ᵇ values and add noise that spreads it over the interval
     from (k − ½)/(2ᵇ − 1) to (k + ½)/(2ᵇ − 1) (`dequantisation`). Images out of range, such as floating-point ones in
     0 … 255, in [−1, 1] or with NaN, or 8-bit ones where `bits=5`, are refused with a `ValueError`. `fit` and `evaluate` look at
-    their first batch. Inside a `tf.function` and in a served model values cannot be checked; an impossible image then has the
-    log-density −∞ and ∞ bits.
+    all of an array, and at the first batch of anything else. Inside a `tf.function` and in a served model values cannot be
+    checked; an impossible image then has the log-density −∞ and ∞ bits.
 
     **Backends.** TensorFlow, JAX (compiled by `jax.jit`) and torch (eagerly). A `.keras` file written on one loads on the others.
     `sample(seed=…)`, `evaluate` and `bits_per_dim` draw the same numbers on each; the noise of training comes from
@@ -77,14 +77,14 @@ class Glow(FlowModel):
         unroll: Whether to write the steps of a level out instead of running them as one loop; by default the faster of the two.
             See `flows.Repeat`.
         remat: Whether to compute every step again in the backward pass instead of keeping its activations: less memory, more
-            time. `"inverse"` keeps only the input and the output of every level, for certified mixings: memory does not grow
+            time. `"inverse"` keeps only the input and the output of every level, for certified mixings: memory hardly grows
             with `steps`. See `flows.Repeat`.
         context: The number k of entries of a context c, or None. With a context the flow is a conditional density p(x | c): all
             coupling networks see c, the same at every pixel. In `fit(images, y)`, y of shape `(batch, k)` is the context; every
             other method has an argument `context`. Without a context, y is ignored.
         classes: The number of labels, for a context that is one of the labels 0 … classes − 1; or None.
-        prior: `"standard"`, or `"learned"`: an affine map before every part of z, whose shift and scale are learned; at a split
-            they are a convolution of the half that goes on. See `flows.MultiScale`.
+        prior: `"standard"`, or `"learned"`: each part of z then has a learned mean and standard deviation; at a split these
+            are a convolution of the half that goes on. See `flows.MultiScale`.
         **kwargs: Arguments of `keras.Model`: `name`, `dtype` (float32 or float64), …
 
     Example:
@@ -127,7 +127,7 @@ class Glow(FlowModel):
         if not 0 < squash < 1:
             raise ValueError(f"`squash` must lie strictly between 0 and 1. Received: {squash}")
         self.bits, self.squash = bits, float(squash)
-        within = self.squash * (2**bits - 1) / 2**bits  # the shares of 2ᵇ values are wider than [0, 1], by one of them
+        within = self.squash * (2**bits - 1) / 2**bits  # the intervals of all 2ᵇ values together are wider than [0, 1]
         self.condition = Condition(context, classes, self.compute_dtype)
         common = {"context": self.condition.width, "prior": prior, "dtype": self.dtype_policy, "name": "flow"}
         levels = most_levels(self.image_shape) if levels is None else levels
@@ -345,7 +345,7 @@ class Glow(FlowModel):
 
 
 def _checked_shape(image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
-    """(height, width, channels) as plain numbers."""
+    """(height, width, channels) as integers."""
     try:
         sizes = tuple(int(n) for n in image_shape) if not isinstance(image_shape, str) else ()
     except (TypeError, ValueError):

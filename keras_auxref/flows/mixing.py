@@ -93,7 +93,7 @@ def mixing_template(
 
 
 def as_template(layer: keras.layers.Layer, dtype: DType) -> keras.layers.Layer:
-    """A copy of a layer that somebody gave for a step, which must compute in the precision of the flow."""
+    """A copy of a layer given as a template, which must compute in the precision of the flow."""
     wanted = keras.dtype_policies.get(dtype)
     if layer.dtype_policy != wanted:
         raise ValueError(

@@ -33,9 +33,9 @@ class MultiScale(Invertible, keras.layers.Layer):
         logit → L levels of: squeeze 2×2 pixels into channels → K steps of (ActNorm → mixing → coupling) → split
 
     After every level but the last, half of the channels become entries of z and the other half go on. With `prior="learned"`
-    that half passes one more affine map, whose shift and scale are a convolution of the half that goes on; and the last
-    level one with a shift and a scale for every entry. That is a Gaussian prior whose mean and deviation are learned, written
-    as a layer, so that z stays standard normal.
+    each part of z first passes an affine map: after a split its shift and scale are a convolution of the half that goes on, and
+    after the last level every entry has its own. This is a Gaussian prior with a learned mean and standard deviation, written
+    as a layer, so that z itself stays standard normal.
 
     Args:
         levels: The number L of levels; height and width must be divisible by 2ᴸ.
@@ -179,21 +179,21 @@ class MultiScale(Invertible, keras.layers.Layer):
         return all(steps.initialized for steps in self.steps_of_levels)
 
     def mixing_certificates(self) -> dict[str, Certificate]:
-        """The certificate of every mixing, from the image on, by names such as `level_1_step_3_mixing`."""
+        """The certificate of every mixing, in order from the image, by names such as `level_1_step_3_mixing`."""
         found: dict[str, Certificate] = {}
         for steps in self.steps_of_levels:
             found.update(each_mixing(steps, lambda layer: layer.certificate()))
         return found
 
     def walk_mixings(self, x: Tensor, visit: Visit) -> None:
-        """Calls visit(name, layer, input of the layer) for every mixing on the way of the images x."""
+        """Calls visit(name, layer, input of the layer) for every mixing that the images x pass through."""
         x = self.logit(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype))
         self._walk(x, lambda layer, x: walk_mixings(layer, x, visit))
 
     def _walk(
         self, x: Tensor, steps: Callable[[Any, Tensor], Tensor], prior: Callable[[Any, Tensor], Tensor] | None = None
     ) -> Tensor:
-        """From the logits of images to z, through what `steps` makes of the steps of every level, and `prior` of its prior."""
+        """From the logits of images to z: `steps(layer, x)` runs the steps of a level, `prior(layer, x)` its prior."""
         parts = []
         for level in range(self.levels):
             x = steps(self.steps_of_levels[level], self.squeezes[level](x))

@@ -1,4 +1,4 @@
-"""Equal steps that are computed again in the backward pass instead of being kept: from their inputs, or by their inverses."""
+"""Equal steps that are recomputed in the backward pass instead of being kept: from their inputs, or with their inverses."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Body: TypeAlias = Callable[..., tuple[T, list[Tensor]]]
 
 
 def from_inputs(body: Body[T], carry: T, weights: int, states: int, context: Tensor | None) -> Body[T]:
-    """The body of a loop, computed again where its gradient is asked for: a function of all tensors that it needs."""
+    """The body of a loop, recomputed when its gradient is needed, as a function of all tensors that it depends on."""
     more = [] if context is None else [context]
     nest = (carry, [0] * weights, [0] * states, more)
     size = len(keras.tree.flatten(carry))
@@ -48,7 +48,7 @@ def by_inverse(
     """K steps of which nothing is kept but the input x and the output y.
 
     The backward pass goes from the last step to the first: x_k = step_k⁻¹(x_{k+1}), then the gradients of step k at x_k. They
-    are right as long as this finds x again; where it misses x by more than half of the digits, all gradients are NaN.
+    are right as long as this ends at x; if it misses x by more than half of the digits, all gradients are NaN.
 
     Args:
         step: (carry, weights of one step, context) → carry: x, or x and the log-determinants so far.
@@ -89,12 +89,12 @@ def by_inverse(
                 return step(start(x), merged(list(tensors[:count]), whole), *tensors[count:])
 
             g, *found = backend.vjp(again)((g, *of_log_det) if of_log_det else g, x, *floats, *context)
-            # No inverse before the gradients of the step above: else the activations of many steps are there at once.
+            # No inverse before the gradients of the step above: otherwise the activations of many steps are in memory at once.
             x, g = backend.together(x, g)
             return (x, g, [a + b for a, b in zip(sums, found[count:], strict=True)]), found[:count]
 
         first = (y, g, [keras.ops.zeros_like(tensor) for tensor in context])
-        # The weights are what the loop calls states: in the place of each slice comes its gradient.
+        # To the loop the weights are states: each slice is replaced by its gradient.
         (found, g, sums), of_weights = loop(body, first, given[-1], list(given[:count]), reverse=True)
         limit = math.sqrt(epsilon(keras.backend.standardize_dtype(x.dtype))) * keras.ops.max(keras.ops.abs(x))
         missed = keras.ops.logical_not(keras.ops.max(keras.ops.abs(found - x)) <= limit)
@@ -107,7 +107,7 @@ def by_inverse(
 
 
 def as_function(layer: keras.layers.Layer, step: Callable[..., T]) -> Callable[..., T]:
-    """A step that uses a layer as a function of a carry, weights of the layer and a context, which must leave the weights."""
+    """A step with a layer as a function of the carry, the weights of the layer and a context. It must not change the weights."""
     variables = layer.variables
 
     def run(carry: T, weights: list[Tensor], *context: Tensor) -> T:
@@ -126,10 +126,10 @@ def as_function(layer: keras.layers.Layer, step: Callable[..., T]) -> Callable[.
 
 
 def refuse_in_doubt(layer: Invertible, name: str) -> None:
-    """Refuses a layer, of a flow of this name, with a part that has no certificate or may lose it in training."""
+    """Refuses a layer of the flow `name` if a part of it has no certificate or may lose it in training."""
     for part in layer.inverse_parts():
         try:
-            reason = "W is free, and training may take its certificate." if part.in_doubt else part.certificate().reason
+            reason = "W is free, and may lose its certificate in training." if part.in_doubt else part.certificate().reason
             fits = not part.in_doubt and part.certificate().invertible
         except NotImplementedError as error:
             fits, reason = False, str(error)

@@ -1,4 +1,4 @@
-"""Equal layers one after the other, with their weights stacked, run by one loop."""
+"""Equal layers in a row, with stacked weights, run by one loop."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,24 +26,24 @@ T = TypeVar("T")
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class Repeat(Freezable, Invertible, keras.layers.Layer):
-    """An invertible layer applied `times` times, each time with weights of its own: y = l_K(… l_2(l_1(x))).
+    """An invertible layer applied `times` times, each time with its own weights: y = l_K(… l_2(l_1(x))).
 
     Every weight of the layer is held once, with a first axis of K entries: a flow of many steps has the variables of one. The
     steps run as one loop (`tf.while_loop`, `lax.scan`), so only one step is traced and compiled instead of K.
 
     Args:
         layer: A template, any `Invertible` Keras layer that keeps the shape of its input and is not built. Every copy is made
-            from its configuration and has its own start: with a seed in the configuration a start drawn from that seed and
-            the number of the copy, without one a random start.
+            from its configuration and has its own initial values: with a seed in the configuration, they follow from that seed
+            and the number of the copy; without one they are random.
         times: The number K of copies.
         unroll: Whether to write the steps out instead of running them in a loop. None takes the faster of the two: a loop in
             TensorFlow graphs and on accelerators; steps written out eagerly, on torch, and for images where XLA (or JAX) compiles
             for a CPU, whose convolutions are slow inside loops.
-        remat: Whether to compute a step again in the backward pass instead of keeping what it computed. True keeps the input of
-            every step: less memory, at the price of a second forward pass. `"inverse"` keeps the input and the output of all K
-            steps together, and finds the inputs of the others by the inverses: memory hardly grows with K, at the price of a
-            third pass. It is for steps that are certified, and whose states do not change in training. Where rounding errors
-            grow on the way back until half of the digits are lost, the gradients are NaN.
+        remat: Whether to recompute a step in the backward pass instead of keeping its activations. True keeps the input of every
+            step: less memory, at the price of a second forward pass. `"inverse"` keeps only the input of the first step and the
+            output of the last, and recomputes the inputs in between with the inverses: memory hardly grows with K, at the price
+            of a third pass. The steps must be certified, and their states must not change in training. If rounding errors grow
+            on the way back until half of the digits are lost, the gradients are NaN.
         **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`, …
 
     Call arguments:
@@ -83,11 +83,11 @@ class Repeat(Freezable, Invertible, keras.layers.Layer):
         self.elementary, self.cheap_log_det = layer.elementary, layer.cheap_log_det
 
     def template(self) -> keras.layers.Layer:
-        """The layer that is repeated. Not a property: Keras saves what it finds in those."""
+        """The layer that is repeated. Not a property, because Keras would save its value."""
         return self._hidden.value
 
     def build(self, inputs_shape: Shape, context_shape: Shape | None = None) -> None:
-        # A layer may be built while a function is traced, and variables made there have no values to stack before it ends.
+        # A layer may be built while a function is traced, where the values of new variables are not known yet.
         with outside_graphs():
             self._build(tuple(inputs_shape))
 
@@ -123,7 +123,7 @@ class Repeat(Freezable, Invertible, keras.layers.Layer):
                 else variable.aggregation,
             )
             self._stacked.append(weight)
-        # What is not trainable by its nature, and not because a layer is frozen, may change during training.
+        # Variables that are never trainable, not even if a layer is not frozen, may change during training.
         self._states = [i for i, variable in enumerate(template.variables) if id(variable) not in own]
         if self.remat == "inverse":
             self._each(lambda layer: refuse_in_doubt(layer, self.name))
@@ -213,7 +213,7 @@ class Repeat(Freezable, Invertible, keras.layers.Layer):
         return not backend.prefers_loops(x) if self.unroll is None else self.unroll
 
     def _ask(self, name: str, x: Tensor) -> None:
-        """Asks for certificates before a function is traced; eagerly every copy asks by itself."""
+        """Requires certificates before a function is traced; eagerly every copy does so by itself."""
         if not backend.is_concrete(x):
             self.require_certificate(name)
 
@@ -234,14 +234,14 @@ class Repeat(Freezable, Invertible, keras.layers.Layer):
 
     @contextmanager
     def _copy(self, k: int) -> Iterator[keras.StatelessScope]:
-        """While this lasts, the template has the weights of copy k."""
+        """A context in which the template has the weights of copy k."""
         values = [keras.ops.convert_to_tensor(weight)[k] for weight in self._stacked]
         with keras.StatelessScope(list(zip(self.template().variables, values, strict=True))) as scope:
             yield scope
 
     @contextmanager
     def copy(self, k: int) -> Iterator[keras.layers.Layer]:
-        """The layer as copy k, to look at while this lasts: `with repeat.copy(2) as layer: layer.certificate()`."""
+        """A context in which the layer has the weights of copy k: `with repeat.copy(2) as layer: layer.certificate()`."""
         require_built(self, "copy")
         with self._copy(range(self.times)[k]):
             yield self.template()
@@ -264,7 +264,7 @@ class Repeat(Freezable, Invertible, keras.layers.Layer):
 
     @backend.at_the_start
     def _start(self, x: Tensor, context: Tensor | None, k: int) -> tuple[Tensor, list[Tensor]]:
-        """What copy k makes of x, and its weights, after they have started from x."""
+        """The output of copy k for x, and its weights, after they were initialised from x."""
         with self._copy(k) as scope:
             pass_on(self.template().initialize, x, context=context)
             x = called(self.template(), x, context=context)

@@ -43,7 +43,7 @@ def each_mixing(steps: Repeat, function: Callable[[keras.layers.Layer], T]) -> d
 
 
 def walk_mixings(steps: Repeat, x: Tensor, visit: Visit) -> Tensor:
-    """What the steps make of x, with a call of visit(name, layer, its input) for every mixing on the way."""
+    """The output of the steps for x, with a call of visit(name, layer, its input) for every mixing in between."""
     for k in range(steps.times):
         with steps.copy(k) as step:
             for i, layer in enumerate(step.layers):

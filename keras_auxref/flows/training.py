@@ -1,4 +1,4 @@
-"""Training by maximum likelihood with Keras' own `fit`, on data that are looked at before."""
+"""Training by maximum likelihood with Keras' own `fit`, after a look at the data."""
 
 import contextlib
 import inspect
@@ -31,7 +31,7 @@ class LikelihoodModel(keras.Model):
 
     condition = Condition(None, None, "float32")
     initial_size = 256
-    """How many of the first events of an array the model starts from."""
+    """How many events of an array, the first ones, initialise the model."""
 
     def __init__(self, **kwargs: Unpack[LayerArguments]) -> None:
         if backend.replicas() > 1:
@@ -44,12 +44,12 @@ class LikelihoodModel(keras.Model):
 
     @property
     def loss_metric(self) -> keras.metrics.Mean:
-        """The metric of the loss, with the name that a history has it under."""
+        """The metric of the loss. Its name is the key in a history."""
         raise NotImplementedError
 
     @property
     def initialized(self) -> bool:
-        """True when nothing has to start from data any more."""
+        """True once everything that starts from data has done so."""
         raise NotImplementedError
 
     def initialize(self, x: Tensor, context: Tensor | None = None) -> None:
@@ -61,7 +61,7 @@ class LikelihoodModel(keras.Model):
         raise NotImplementedError
 
     def sure_to_fit(self, data: Data) -> bool:
-        """True for data of `fit` that need no look."""
+        """True if the dtype alone shows that data fit, so that no values have to be read."""
         return False
 
     @staticmethod
@@ -79,11 +79,11 @@ class LikelihoodModel(keras.Model):
             learning_rate: The rate after `warmup_steps` steps, over which it rises linearly.
             warmup_steps: The number of these steps.
             max_norm: Gradients are scaled to at most this length, all of them together.
-            decay_steps: The rate then falls to zero along a cosine over so many steps: those that are left of the training.
-                Without it the rate stays.
-            average: With a number in (0, 1) such as 0.999, what validation, callbacks and files see is the moving average
-                a ← m a + (1 − m) w of the weights that are trained; and `fit` ends with it in the model. m grows as
-                (1 + t)/(10 + t) over the steps t, up to `average`.
+            decay_steps: The number of steps after the warm-up over which the rate falls to zero along a cosine: the rest of the
+                training. Without it the rate stays constant.
+            average: A number in (0, 1), such as 0.999, to keep a moving average a ← m a + (1 − m) w of the weights. Validation,
+                callbacks and saved files use the average, and `fit` leaves it in the model. m grows with the step t as
+                (1 + t)/(10 + t), up to `average`.
             algorithm: `"adam"` or `"adamax"`.
         """
         if algorithm not in ALGORITHMS:
@@ -112,12 +112,12 @@ class LikelihoodModel(keras.Model):
         super().compile(optimizer=LikelihoodModel.optimizer() if optimizer is None else optimizer, **kwargs)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles a model that is loaded as it was when it was saved."""
+        """Compiles a loaded model in the way in which the saved one was compiled."""
         self.compile(**keras.saving.deserialize_keras_object(config))
         self._build_optimizer()
 
     def _build_optimizer(self) -> None:
-        """Makes the variables of the optimizer. Where TensorFlow meets new ones in a function it traces that a second time."""
+        """Makes the variables of the optimizer. TensorFlow would trace a function twice that creates them."""
         optimizer: Any = self.optimizer
         if self.compiled and not optimizer.built:
             strategy = getattr(self, "distribute_strategy", None)  # TensorFlow's
@@ -190,7 +190,7 @@ class LikelihoodModel(keras.Model):
     def _prepare(self, callbacks: Any) -> None:
         """Sets the mode of callbacks that monitor the loss: Keras derives it for metrics of `compile` only.
 
-        Refuses those that set a learning rate which is a schedule, where Keras would raise at the first plateau.
+        Refuses those that set the learning rate if it is a schedule, where Keras would raise an error at the first plateau.
         """
         callbacks = getattr(callbacks, "callbacks", callbacks) or []
         optimizer: Any = self.optimizer
@@ -233,7 +233,7 @@ class LikelihoodModel(keras.Model):
         return super().test_on_batch(self._look_at(x, y), y, *args, **kwargs)
 
     def _look_at(self, data: Any, y: Tensor | None = None, start: bool = False) -> Any:
-        """The same data, after a look at the first of them: do they fit, and does ActNorm still have to start from them?"""
+        """The same data, after a check of whether they fit; with `start`, ActNorm is initialised from them if it has not been."""
         start = start and not self.initialized
         if not start and not self.condition and self.sure_to_fit(data):
             return data

@@ -17,7 +17,7 @@ def check_vectors(x: Tensor, d: int) -> None:
     dtype = str(x.dtype) if isinstance(x, np.ndarray) else keras.backend.standardize_dtype(x.dtype)
     if dtype.startswith(("int", "uint", "bool")):
         raise ValueError(
-            "Vectors do not fit this model: what takes whole numbers only has no density. Expected floating-point numbers. "
+            "Vectors do not fit this model: integers have no density. Expected floating-point numbers. "
             f"Received: {dtype}. To spread whole numbers: `x + np.random.default_rng(0).random(x.shape)`; if they are "
             "measurements: `x.astype('float32')`."
         )

@@ -1,4 +1,4 @@
-"""A learned prior as the last layer of a flow: its z is standard normal, what enters it is not."""
+"""A learned Gaussian prior, written as the last layer of a flow: its output z is standard normal, its input is not."""
 
 from typing import Unpack
 
@@ -22,7 +22,7 @@ class GaussianPrior(Invertible, keras.layers.Layer):
         (t, r) = P + context · K        log s = 2 tanh(r/2)        log|det ∂z/∂x| = Σ log s
 
     P has two numbers for every entry; K, where there is a context, two for every channel, the same at all pixels. All start at
-    zero, and the layer as the identity.
+    zero, so the layer starts as the identity.
 
     Args:
         context: The number of entries of a context, or None.

@@ -1,4 +1,4 @@
-"""Coupling by splines: a network of one part of the channels draws a bent line for every entry of the other part."""
+"""Coupling by splines: a network of one part of the channels gives every entry of the other part its own spline."""
 
 from typing import Unpack
 
@@ -14,7 +14,7 @@ from keras_auxref.package import PACKAGE
 from keras_auxref.typing import DType, Shape, Tensor
 
 OWN_RATE = 10.0
-"""How fast the splines of x_a train beside the networks."""
+"""How much faster the splines of x_a train than the networks."""
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -22,7 +22,7 @@ class SplineCoupling(Coupling):
     """Coupling by monotone rational-quadratic splines, of the two parts x_a, x_b of the last axis.
 
         y_a = g(x_a),   g a spline with knots and slopes that are weights
-        y_b = h(x_b),   h a spline with the knots and slopes that network(y_a) stands for
+        y_b = h(x_b),   h a spline with the knots and slopes that network(y_a) returns
 
     entry by entry, each with its own spline. Between knots xₖ and xₖ₊₁ = xₖ + w, with values yₖ and yₖ₊₁ = yₖ + s·w and slopes
     d₀ and d₁ there, and ξ = (x − xₖ)/w:
@@ -99,7 +99,7 @@ class SplineCoupling(Coupling):
         return keras.ops.concatenate([self.move_back(a, self._own_parameters(x.dtype))[0], b], axis=-1)
 
     def _own_parameters(self, dtype: DType) -> Tensor:
-        # A weight of a network moves a parameter through all hidden units at once, and this one alone.
+        # A parameter of h moves with many weights of the network at once, a parameter of g with one weight alone.
         return OWN_RATE * keras.ops.cast(self.own, dtype)
 
     def move(self, b: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
