@@ -49,7 +49,7 @@ class Equation(NamedTuple):
 
     def condition(self) -> Tensor:
         """κ(W) of a certified symmetric W, otherwise infinity."""
-        magnitude = ops.abs(ops.reshape(self.factors.a, (-1,))[: self.factors.w.shape[0]])
+        magnitude = ops.abs(self.factors.eigen(backend.wide_dtype())[0])
         condition = ops.max(magnitude) / ops.min(magnitude)
         return ops.where(self.bracket().certified, condition, float("inf"))
 

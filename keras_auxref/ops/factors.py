@@ -64,6 +64,11 @@ class Factors(NamedTuple):
     left: Tensor
     bracket: Bracket | None = None
 
+    def eigen(self, dtype: str) -> tuple[Tensor, Tensor]:
+        """The eigenvalues of a symmetric W/scale, (d,), and its eigenvectors, the rows of a (d, d)."""
+        d = self.w.shape[0]
+        return ops.cast(ops.reshape(self.a, (-1,))[:d], dtype), ops.cast(self.right[:d], dtype)
+
 
 def factorize(w: Tensor, symmetric: bool | None = None) -> Factors:
     """Factors W once, in float64, for any number of later calls of `log_det_jacobian` and `inverse`.

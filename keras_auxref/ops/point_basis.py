@@ -29,9 +29,7 @@ class DiagonalPoint:
 
     def __init__(self, forward: Reflection, w: Tensor, factors: Factors, most: float) -> None:
         self.forward, self.w = forward, w
-        d, dtype = w.shape[0], dtype_of(w)
-        self.eigenvalue = ops.cast(ops.reshape(factors.a, (-1,))[:d], dtype)
-        self.basis = ops.cast(factors.right[:d], dtype)
+        self.eigenvalue, self.basis = factors.eigen(dtype_of(w))
         self.beta, c = forward.factor * ops.square(forward.scale), forward.coefficient
         self.u = matmul(forward.unit, matmul(ops.transpose(w), ops.transpose(self.basis)))
         shift = c * self.eigenvalue

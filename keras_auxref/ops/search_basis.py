@@ -22,10 +22,9 @@ _ORDINARY = 1.96  # the κ of a symmetric W up to which five or six steps are en
 
 def in_eigenbasis(equation: Equation, y: Tensor, null: Tensor) -> Found:
     """x = −V g⁻¹(Vᵀy) for W = V diag(λ) Vᵀ, κ < 2: the method of the factored reflection."""
-    d, dtype = equation.w.shape[0], dtype_of(y)
-    basis = ops.cast(equation.factors.right[:d], dtype)
-    scales = ops.cast(ops.abs(ops.reshape(equation.factors.a, (-1,))[:d]), dtype)
-    own = matmul(y, ops.transpose(basis))
+    dtype = dtype_of(y)
+    eigenvalues, basis = equation.factors.eigen(dtype)
+    scales, own = ops.abs(eigenvalues), matmul(y, ops.transpose(basis))
 
     def steps(condition: float) -> tuple[Tensor, Tensor]:
         count = newton_steps(condition, dtype)
