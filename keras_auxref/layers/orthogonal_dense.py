@@ -1,7 +1,7 @@
 """An orthogonal matrix as a Keras layer: the maps that the auxiliary reflection replaces."""
 
 import math
-from typing import Any, Unpack
+from typing import Unpack
 
 import keras
 import numpy as np
@@ -9,7 +9,6 @@ import numpy as np
 from keras_auxref import initializers, ops
 from keras_auxref.certificate import Certificate, not_proven, orthogonal_bounds, proven
 from keras_auxref.initializers import UniformFanIn
-from keras_auxref.invertible import Invertible
 from keras_auxref.layers.checks import (
     as_input,
     at_least_float32,
@@ -17,6 +16,7 @@ from keras_auxref.layers.checks import (
     require_built,
     require_floating,
 )
+from keras_auxref.layers.dense_like import DenseLike
 from keras_auxref.layers.frozen import Freezable
 from keras_auxref.lipschitz import activation_bounds
 from keras_auxref.ops.cayley import cayley_inverse
@@ -33,7 +33,7 @@ _FROM_MATRIX = {"cayley": cayley_inverse, "exp": matrix_exp_inverse}
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
-class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
+class OrthogonalDense(Freezable, DenseLike):
     """A trainable orthogonal matrix on the last axis of its input: y = activation(U x + b).
 
         householder:  U = H(v₁) … H(v_k), v the columns of the weight        every U with det U = (−1)ᵏ for k = d
@@ -102,7 +102,7 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
         bias_regularizer: Regularizer | None = None,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(units, activation, use_bias, bias_initializer, bias_regularizer, **kwargs)
         require_floating(self, self.compute_dtype)
         if map not in _TO_MATRIX:
             raise ValueError(f"Unknown map to orthogonal matrices. Expected one of {sorted(_TO_MATRIX)}. Received: {map!r}")
@@ -112,15 +112,8 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
                 f"reflections={reflections}"
             )
         self.map, self.reflections = map, whole_number_or_none("reflections", reflections)
-        self.units = whole_number_or_none("units", units)
-        self.activation = keras.activations.get(activation)
-        self.use_bias = bool(use_bias)
-        self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
-        self.bias = None
         self.kernel_initializer = initializers.get(kernel_initializer)
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
-        self.supports_masking = True
 
     def build(self, input_shape: Shape) -> None:
         d = last_axis(self, input_shape)
@@ -139,11 +132,7 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
             regularizer=self.kernel_regularizer,
             autocast=False,
         )
-        if self.use_bias:
-            self.bias = self.add_weight(
-                name="bias", shape=(units,), initializer=self.bias_initializer, regularizer=self.bias_regularizer
-            )
-        self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: d})
+        self._build_bias(d)
 
     def _initial_kernel(self, shape: tuple[int, ...], dtype: DType | None = None) -> Tensor:
         m, k = shape
@@ -190,11 +179,7 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
             )
 
     def call(self, inputs: Tensor) -> Tensor:
-        y = self._forward(as_input(self, inputs))
-        return self.activation(y if self.bias is None else y + self.bias)
-
-    def compute_output_shape(self, input_shape: Shape) -> Shape:
-        return (*input_shape[:-1], self.units or input_shape[-1])
+        return self.activation(self._with_bias(self._forward(as_input(self, inputs))))
 
     @property
     def matrix(self) -> Tensor:
@@ -213,8 +198,7 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
     def inverse(self, y: Tensor) -> Tensor:
         """x = Uᵀ(y − b), with U x + b = y. Needs `units` = d and no activation."""
         self._require_invertible("inverse")
-        y = keras.ops.convert_to_tensor(y, dtype=self.compute_dtype)
-        y = y if self.bias is None else y - keras.ops.cast(self.bias, y.dtype)
+        y = self._without_bias(keras.ops.convert_to_tensor(y, dtype=self.compute_dtype))
         if self._reflects(y):
             # The reflections are their own inverses: Uᵀ = H(v_k)…H(v₁).
             return ops.householder_product(keras.ops.flip(at_least_float32(self.kernel), axis=1), y)
@@ -227,8 +211,7 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
 
     def log_det_jacobian(self, x: Tensor) -> Tensor:
         """log|det U| = 0 for every vector on the last axis of x, shape `(batch, ...)`. Needs what `inverse` needs."""
-        if self.built or self.units is not None or self._activates:
-            self._require_invertible("log_det_jacobian")
+        self._require_invertible("log_det_jacobian")
         return keras.ops.zeros_like(keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)[..., 0])
 
     def certificate(self) -> Certificate:
@@ -257,23 +240,9 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
         what = f"by construction it is linear and {'an' if units > d else 'a'} {kind} = {defect:.2g})"
         return not_proven(f"{obstacle}; {what}", bounds)
 
-    def bijector(self, **kwargs: object) -> Any:
-        """A new TFP bijector over the weights of this layer: a view, never a copy. Needs `units` = d and no activation."""
-        self._require_invertible("bijector")
-        return super().bijector(**kwargs)
-
     def condense(self) -> keras.layers.Dense:
         """A copy as a plain `keras.layers.Dense` that computes the current y = activation(U x + b), for inference."""
-        u = keras.ops.convert_to_numpy(self.matrix)
-        units, d = u.shape
-        dense = keras.layers.Dense(
-            units, activation=self.activation, use_bias=self.use_bias, dtype=self.dtype_policy, name=self.name
-        )
-        dense.build((None, d))
-        dense.kernel.assign(u.T)
-        if self.bias is not None:
-            dense.bias.assign(self.bias)
-        return dense
+        return self._condensed(keras.ops.convert_to_numpy(self.matrix))
 
     def _forward(self, x: Tensor) -> Tensor:
         units, d = self._shape
@@ -292,27 +261,6 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
         # For a square map `householder_product` decides. A thin matrix is cheap, and pays off for at least twice as many rows.
         return self._shape[0] == self._shape[1] or math.prod(n or 1 for n in x.shape[:-1]) < 2 * min(self._shape)
 
-    @property
-    def _activates(self) -> bool:
-        return self.activation is not keras.activations.linear
-
-    def _obstacle(self) -> str | None:
-        """Why the layer has no inverse, whatever its weights; None if it may have one."""
-        units, d = self._shape
-        if units != d:
-            return f"a map from {d} to {units} dimensions is no bijection"
-        if self._activates:
-            return f"the activation {getattr(self.activation, '__name__', self.activation)!r} is not undone"
-        return None
-
-    def _require_invertible(self, name: str) -> None:
-        require_built(self, name)
-        if self._obstacle() is not None:
-            raise NotImplementedError(
-                f"`{name}` needs an invertible layer. Expected `units` equal to the size of the input and no activation. "
-                f"Received: {self._obstacle()}"
-            )
-
     def get_config(self) -> Config:
         return {
             **super().get_config(),
@@ -320,11 +268,6 @@ class OrthogonalDense(Freezable, Invertible, keras.layers.Layer):
             "reflections": self.reflections,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
-            "units": self.units,
-            "activation": keras.activations.serialize(self.activation),
-            "use_bias": self.use_bias,
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-            "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
         }
 
 

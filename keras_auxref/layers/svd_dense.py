@@ -12,9 +12,9 @@ from keras_auxref.certificate import Bounds, Certificate, bounds_of, diagonal_bo
 from keras_auxref.invertible import Invertible
 from keras_auxref.layers.aux_reflection import AuxReflection
 from keras_auxref.layers.checks import last_axis, require_built
+from keras_auxref.layers.dense_like import DenseLike
 from keras_auxref.layers.orthogonal_dense import OrthogonalDense
 from keras_auxref.lipschitz import activation_bounds
-from keras_auxref.ops.checks import whole_number_or_none
 from keras_auxref.package import PACKAGE
 from keras_auxref.typing import Activation, Config, DType, Initializer, LayerArguments, Regularizer, Shape, Tensor
 
@@ -22,7 +22,7 @@ _START = (0.99, 1.01)
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
-class SVDDense(Invertible, keras.layers.Layer):
+class SVDDense(DenseLike):
     """A dense layer in the form of its singular value decomposition: y = activation(U Σ Vᵀ x + b).
 
         y = activation(f_U(σ ⊙ f_V(x)) + b)
@@ -102,8 +102,7 @@ class SVDDense(Invertible, keras.layers.Layer):
         rank: int | None = None,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
-        super().__init__(**kwargs)
-        units = whole_number_or_none("units", units)
+        super().__init__(units, activation, use_bias, bias_initializer, bias_regularizer, **kwargs)
         if map not in ("aux", "householder", "cayley", "exp"):
             raise ValueError(
                 f"Unknown map. Expected one of ['aux', 'cayley', 'exp', 'householder']. Received: {map!r}",
@@ -113,17 +112,12 @@ class SVDDense(Invertible, keras.layers.Layer):
                 '`reflections` counts Householder reflections. Expected map="householder". Received: map="aux", '
                 f"reflections={reflections}"
             )
-        _check_rank(rank, map, units)
-        self.units, self.map, self.use_bias, self.reflections, self.rank = units, map, use_bias, reflections, rank
+        _check_rank(rank, map, self.units)
+        self.map, self.reflections, self.rank = map, reflections, rank
         self.singular_bounds = _checked_bounds(singular_bounds)
         self.parametrization = self._checked_kernel(kernel)
-        self.activation = keras.activations.get(activation)
-        self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
-        self.u = self._orthogonal("u", units if rank else None, kernel_initializer, kernel_regularizer)
+        self.u = self._orthogonal("u", self.units if rank else None, kernel_initializer, kernel_regularizer)
         self.v = self._orthogonal("v", rank, kernel_initializer, kernel_regularizer)
-        self.bias = None
-        self.supports_masking = True
 
     def _checked_kernel(self, kernel: kernels.KernelLike | None) -> kernels.Kernel | None:
         if self.map != "aux":
@@ -169,11 +163,7 @@ class SVDDense(Invertible, keras.layers.Layer):
         self.singular_weight = self.add_weight(
             name="singular", shape=(self.rank or min(d, units),), initializer=self._initial_singular_weight, autocast=False
         )
-        if self.use_bias:
-            self.bias = self.add_weight(
-                name="bias", shape=(units,), initializer=self.bias_initializer, regularizer=self.bias_regularizer
-            )
-        self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: d})
+        self._build_bias(d)
 
     def _initial_singular_weight(self, shape: Shape, dtype: DType | None = None) -> Tensor:
         start = keras.random.uniform(shape, *_START, dtype="float32")
@@ -191,13 +181,7 @@ class SVDDense(Invertible, keras.layers.Layer):
         x = x[..., :kept] * sigma
         if width > kept:
             x = keras.ops.pad(x, [[0, 0]] * (len(x.shape) - 1) + [[0, width - kept]])
-        x = self.u(x)
-        if self.bias is not None:
-            x = x + self.bias
-        return self.activation(x)
-
-    def compute_output_shape(self, input_shape: Shape) -> Shape:
-        return (*input_shape[:-1], self.units or input_shape[-1])
+        return self.activation(self._with_bias(self.u(x)))
 
     @property
     def singular_values(self) -> Tensor:
@@ -213,8 +197,7 @@ class SVDDense(Invertible, keras.layers.Layer):
     def inverse(self, y: Tensor) -> Tensor:
         """x = f_V⁻¹(f_U⁻¹(y − b)/σ). Needs `units` = d and no activation."""
         self._require_invertible("inverse")
-        y = self._tensor(y, "inverse")
-        y = y if self.bias is None else y - keras.ops.cast(self.bias, y.dtype)
+        y = self._without_bias(self._tensor(y, "inverse"))
         return self.v.inverse(self.u.inverse(y) / keras.ops.cast(self.singular_values, y.dtype))
 
     def forward_and_log_det(self, x: Tensor, training: bool | None = None) -> tuple[Tensor, Tensor]:
@@ -223,8 +206,7 @@ class SVDDense(Invertible, keras.layers.Layer):
         x, first = self.v.forward_and_log_det(self._tensor(x, "forward_and_log_det"), training=training)
         sigma = keras.ops.cast(self.singular_values, x.dtype)
         y, second = self.u.forward_and_log_det(x * sigma, training=training)
-        y = y if self.bias is None else y + keras.ops.cast(self.bias, y.dtype)
-        return y, first + second + keras.ops.sum(keras.ops.log(keras.ops.abs(sigma)))
+        return self._with_bias(y), first + second + keras.ops.sum(keras.ops.log(keras.ops.abs(sigma)))
 
     def certificate(self) -> Certificate:
         """Proven if U and V are proven and no singular value is zero; never proven if `units` ≠ d or with an activation."""
@@ -253,30 +235,12 @@ class SVDDense(Invertible, keras.layers.Layer):
     def inverse_parts(self) -> list[Invertible]:
         return [self.u, self.v]
 
-    def bijector(self, **kwargs: object) -> Any:
-        """A new TFP bijector over the weights of this layer: a view, never a copy. Needs `units` = d and no activation."""
-        self._require_invertible("bijector")
-        return super().bijector(**kwargs)
-
     def _obstacle(self) -> str | None:
         """Why the layer has no inverse, whatever its weights; None if it may have one."""
-        d = self.v.input_spec.axes[-1]
-        if self.units not in (None, d):
-            return f"a map from {d} to {self.units} dimensions has no inverse"
-        if self.rank not in (None, d):
+        d = self.input_spec.axes[-1]
+        if self.units in (None, d) and self.rank not in (None, d):
             return f"a matrix of rank {self.rank} in {d} dimensions has no inverse"
-        if self.activation is not keras.activations.linear:
-            return f"the activation {getattr(self.activation, '__name__', self.activation)!r} is not undone"
-        return None
-
-    def _require_invertible(self, name: str) -> None:
-        require_built(self, name)
-        if self._obstacle() is not None:
-            raise NotImplementedError(
-                f"`{name}` needs an invertible layer. Expected `units` equal to the size of the input, no activation and no "
-                "smaller `rank`. "
-                f"Received: {self._obstacle()}"
-            )
+        return super()._obstacle()
 
     def condense(self) -> keras.layers.Dense:
         """A plain `keras.layers.Dense` that computes the same y = activation(U Σ Vᵀ x + b): a copy with the current values.
@@ -292,29 +256,17 @@ class SVDDense(Invertible, keras.layers.Layer):
         parts = (self.u.matrix, self.singular_values, self.v.matrix)  # the layer's V is the Vᵀ of the decomposition
         u, sigma, v = (keras.ops.convert_to_numpy(part).astype(np.float64) for part in parts)
         kernel = (u[:, : len(sigma)] * sigma) @ v[: len(sigma)]
-        dense = keras.layers.Dense(
-            len(u), activation=self.activation, use_bias=self.use_bias, dtype=self.dtype_policy, name=self.name
-        )
-        dense.build((None, v.shape[1]))
-        dense.kernel.assign(kernel.T)
-        if self.bias is not None:
-            dense.bias.assign(self.bias)
-        return dense
+        return self._condensed(kernel)
 
     def get_config(self) -> Config:
         return {
             **super().get_config(),
-            "units": self.units,
             "map": self.map,
-            "activation": keras.activations.serialize(self.activation),
-            "use_bias": self.use_bias,
             "reflections": self.reflections,
             "singular_bounds": self.singular_bounds,
             "kernel": None if self.parametrization is None else keras.saving.serialize_keras_object(self.parametrization),
             "kernel_initializer": keras.initializers.serialize(self.u.kernel_initializer),
             "kernel_regularizer": keras.regularizers.serialize(self.u.kernel_regularizer),
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-            "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
             "rank": self.rank,
         }
 
