@@ -1,4 +1,7 @@
-"""A function of the Jacobian at every row of a batch: in a basis of W, and without one for the rows that this would spoil."""
+"""A function of the Jacobian at every row of a batch: in a basis of W, and without one for rows that would lose digits there.
+
+The log-determinant, its gradient and the gradient of the inverse are such functions.
+"""
 
 from collections.abc import Callable
 from typing import Any

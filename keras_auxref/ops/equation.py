@@ -1,4 +1,7 @@
-"""The equation f(x) = y for a batch of rows y: what is given, what is found, and how good it is."""
+"""The equation f(x) = y for a batch of rows y: what is given, what is found, and how good it is.
+
+With x = (I − cW)⁻¹y it is an equation for the scalar c, whose root `Equation.root` finds.
+"""
 
 from typing import Any, NamedTuple
 

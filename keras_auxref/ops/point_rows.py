@@ -1,4 +1,7 @@
-"""The Jacobian at a point without a basis of W: one QR factorisation of N per row, finite also where A = I − cW is singular."""
+"""The Jacobian at a point without a basis of W: one QR factorisation of N per row, finite also where A = I − cW is singular.
+
+This is the paragraph "Poles" of "Jacobian and log-determinant" in docs/mathematics.md.
+"""
 
 import functools
 

@@ -1,4 +1,8 @@
-"""The search for x with f(x) = y without a basis of W, in float64: for the rows that nothing else solves."""
+"""The search for x with f(x) = y without a basis of W, in float64: for the rows that nothing else solves.
+
+An x exists for every invertible W ("The inverse is a scalar equation" in docs/mathematics.md). What is left here are the cases
+in which rounding hides it: a root next to a pole, and an x close to the null space of W.
+"""
 
 import functools
 

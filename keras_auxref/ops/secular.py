@@ -1,4 +1,7 @@
-"""The scalar equation behind the inverse: ‖(I − cW)⁻¹y‖ = ‖y‖."""
+"""The scalar equation behind the inverse, ‖(I − cW)⁻¹y‖ = ‖y‖, and its solution by Newton's method in a bracket.
+
+"The inverse is a scalar equation" in docs/mathematics.md has the proof that its nonzero roots are the preimages of y.
+"""
 
 from typing import NamedTuple
 
