@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 
 from experiments.harness.notices import silenced
+from tests import slow
 
 with silenced():
     import keras
     import tensorflow as tf
 
+LONG = slow.listed()
 PROGRAMS = [Path(__file__).with_name(name) for name in ("examples", "experiments")]
 
 
@@ -29,6 +31,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if any(folder in item.path.parents for folder in PROGRAMS):
             item.add_marker(pytest.mark.programs)
+        if item.nodeid in LONG:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

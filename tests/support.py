@@ -1,11 +1,21 @@
 """Independent routes to what the package computes, and matrices to try it on."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
+
+
+def quick(values: Iterable[Any], keep: int = 1, exhaustive: bool = False) -> list[Any]:
+    """For `parametrize`: the first `keep` values in the default run, the others with the slow tests, or only by hand."""
+    marks = [pytest.mark.slow, *([pytest.mark.exhaustive] if exhaustive else [])]
+    values = list(values)
+    rest = (value if isinstance(value, tuple) else (value,) for value in values[keep:])
+    return [*values[:keep], *(pytest.param(*value, marks=marks) for value in rest)]
 
 
 def pairwise(*lists: Iterable[Any]) -> list[tuple[Any, ...]]:
@@ -136,6 +146,19 @@ def residual(x: Any, y: Any, w: Any) -> np.ndarray:
     """‖f(x) − y‖/‖y‖ in float64, with f from this file."""
     x, y, w = (np.asarray(t, np.float64) for t in (x, y, w))
     return np.linalg.norm(reflect(x, w) - y, axis=-1) / np.linalg.norm(y, axis=-1)
+
+
+def log_abs_det(function: Callable[[Any], Any], x: Any, event_ndims: int) -> np.ndarray:
+    """log|det| of the Jacobian that automatic differentiation finds: n copies of an event of size n, one output of each."""
+    x = tf.convert_to_tensor(x)
+    lead, event = x.shape[: len(x.shape) - event_ndims], x.shape[len(x.shape) - event_ndims :]
+    n = math.prod(event)
+    copies = tf.repeat(tf.reshape(x, (-1, *event)), n, axis=0)
+    with tf.GradientTape() as tape:
+        tape.watch(copies)
+        diagonal = tf.linalg.diag_part(tf.reshape(function(copies), (-1, n, n)))
+    rows = tf.reshape(tape.gradient(diagonal, copies), (-1, n, n))
+    return np.linalg.slogdet(rows.numpy().astype("float64"))[1].reshape(lead)
 
 
 def jacobians(function: Callable[[np.ndarray], Any], z: np.ndarray, step: float = 1e-5) -> np.ndarray:

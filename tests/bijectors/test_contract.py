@@ -8,7 +8,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tests.bijectors.cases import CASES, TRACED, TRAINABLE, Case
-from tests.support import assert_agree, relative
+from tests.support import assert_agree, log_abs_det, relative
 
 tfb, tfd = tfp.bijectors, tfp.distributions
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -24,16 +24,7 @@ def _input(rng, case, dtype, *lead):
 
 
 def _brute_force(bijector, x, event_ndims):
-    """log|det| of the Jacobian that automatic differentiation finds: n copies of an event of size n, one output of each."""
-    lead, event = x.shape[: len(x.shape) - event_ndims], x.shape[len(x.shape) - event_ndims :]
-    n = math.prod(event)
-    copies = tf.repeat(tf.reshape(x, (-1, 1, *event)), n, axis=1)
-    with tf.GradientTape() as tape:
-        tape.watch(copies)
-        outputs = tf.reshape(bijector.forward(copies), (-1, n, n))
-        diagonal = tf.linalg.diag_part(outputs)
-    rows = tf.reshape(tape.gradient(diagonal, copies), (-1, n, n))
-    return np.linalg.slogdet(rows.numpy())[1].reshape(lead)
+    return log_abs_det(bijector.forward, x, event_ndims)
 
 
 def _distribution(case, bijector, dtype, invert=False):

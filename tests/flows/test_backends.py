@@ -1,6 +1,7 @@
 """A flow on JAX and torch: it answers and trains there, and files go from backend to backend."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -74,15 +75,25 @@ def test_a_flow_of_vectors_does_so_too(backend, mixing, coupling, tmp_path):
     _same(flow_answers(trained, x, labels), np.load(tmp_path / "trained.npz"))
 
 
+@pytest.mark.slow
+def test_on_jax_a_loop_is_its_steps_written_out():
+    found = json.loads(_output("jax", SCRIPT.with_name("loop_on_jax.py"), JAX_ENABLE_X64="1"))
+    assert max(found["float32"]) < 1e-6
+    assert max(found["float64"]) < 1e-12
+
+
 def _run(backend, folder, *parts):
-    """The script on a backend, or no test where that is not installed."""
+    assert _output(backend, SCRIPT, folder, *parts).split()[:2] == ["keras_auxref", backend]
+
+
+def _output(backend, *command, **environment):
+    """What a script prints on a backend; no test where that is not installed."""
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")
-    environment = {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(SCRIPT), str(folder), *parts]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1500)
+    environment = {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run([sys.executable, *map(str, command)], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[:2] == ["keras_auxref", backend]
+    return done.stdout
 
 
 def _same(ours, theirs):

@@ -9,7 +9,7 @@ from keras_auxref import Glow, export_saved_model
 from keras_auxref.flows import COUPLINGS, MultiScale
 from keras_auxref.flows.coupling import check_coupling, coupling_template
 from tests.flows.support import disturb, images
-from tests.support import assert_agree
+from tests.support import assert_agree, log_abs_det
 
 SHAPE = (4, 4, 3)
 NOT_AFFINE = [name for name in COUPLINGS if name != "affine"]  # which is in every other test
@@ -23,15 +23,10 @@ def small(**kwargs):
 @pytest.mark.parametrize("coupling", NOT_AFFINE)
 def test_log_prob_is_that_of_a_brute_force_jacobian(coupling):
     shape = (2, 2, 3)
-    model = disturb(
-        Glow(shape, levels=1, steps=2, hidden=4, seed=1, unroll=True, coupling=coupling, mixing="permutation", dtype="float64")
-    )
+    model = disturb(Glow(shape, levels=1, steps=2, hidden=4, seed=1, coupling=coupling, mixing="permutation", dtype="float64"))
     x = tf.constant(np.random.default_rng(0).uniform(size=(2, *shape)))
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        z, log_det = model.encode(x)
-    jacobian = tape.batch_jacobian(z, x).numpy().reshape(2, 12, 12)
-    brute = np.linalg.slogdet(jacobian)[1]
+    z, log_det = model.encode(x)
+    brute = log_abs_det(lambda x: model.encode(x)[0], x, 3)
     np.testing.assert_allclose(log_det, brute, rtol=1e-9)
     np.testing.assert_allclose(model.log_prob(x), brute - 0.5 * np.square(z).sum(-1) - 6 * np.log(2 * np.pi), rtol=1e-9)
     np.testing.assert_allclose(model.decode(tf.identity(z)), x, atol=1e-9)

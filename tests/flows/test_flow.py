@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras_auxref import FactoredReflection, Flow, export_saved_model
 from keras_auxref.flows import COUPLINGS, MIXINGS, SplineCoupling
 from tests.flows.support import disturb
-from tests.support import assert_agree
+from tests.support import assert_agree, log_abs_det
 
 PROVEN = [mixing for mixing in MIXINGS if mixing != "aux"]
 GRID = [(mixing, coupling) for mixing in PROVEN for coupling in COUPLINGS]
@@ -51,11 +51,9 @@ def test_a_density_integrates_to_one(mixing, coupling):
 
 
 def test_log_prob_is_that_of_a_brute_force_jacobian():
-    model, x = disturb(small(steps=1, dtype="float64", unroll=True)), tf.constant(vectors(3).astype("float64"))
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        z, log_det = model.encode(x)
-    brute = np.linalg.slogdet(tape.batch_jacobian(z, x))[1]
+    model, x = disturb(small(dtype="float64")), tf.constant(vectors(3).astype("float64"))
+    z, log_det = model.encode(x)
+    brute = log_abs_det(lambda x: model.encode(x)[0], x, 1)
     np.testing.assert_allclose(log_det, brute, rtol=1e-9, atol=1e-10)
     expected = brute - 0.5 * np.square(z).sum(-1) - 1.5 * np.log(2 * np.pi)
     np.testing.assert_allclose(model.log_prob(x), expected, rtol=1e-9)

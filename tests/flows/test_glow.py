@@ -9,7 +9,7 @@ from keras_auxref import AuxReflection, Glow
 from keras_auxref.flows import AffineCoupling
 from keras_auxref.flows.randomness import normal
 from tests.flows.support import disturb, images
-from tests.support import assert_agree
+from tests.support import assert_agree, log_abs_det
 
 SHAPE = (4, 4, 3)
 
@@ -28,15 +28,12 @@ def gradients(count, shape=(8, 8, 3), seed=0):
 
 
 def test_log_prob_is_that_of_a_brute_force_jacobian():
-    model = disturb(small("aux_factored", dtype="float64", unroll=True))  # TensorFlow vectorises no loop
+    model = disturb(small("aux_factored", dtype="float64"))
     x = tf.constant(np.random.default_rng(0).uniform(size=(2, *SHAPE)))
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        z, log_det = model.encode(x)
-    jacobian = tape.batch_jacobian(z, x).numpy().reshape(2, 48, 48)
-    brute = -0.5 * np.square(z).sum(-1) - 24 * np.log(2 * np.pi) + np.linalg.slogdet(jacobian)[1]
-    np.testing.assert_allclose(model.log_prob(x), brute, rtol=1e-9)
-    np.testing.assert_allclose(log_det, np.linalg.slogdet(jacobian)[1], rtol=1e-9)
+    z, log_det = model.encode(x)
+    brute = log_abs_det(lambda x: model.encode(x)[0], x, 3)
+    np.testing.assert_allclose(model.log_prob(x), brute - 0.5 * np.square(z).sum(-1) - 24 * np.log(2 * np.pi), rtol=1e-9)
+    np.testing.assert_allclose(log_det, brute, rtol=1e-9)
     np.testing.assert_allclose(model.decode(tf.identity(z)), x, atol=1e-9)
 
 
