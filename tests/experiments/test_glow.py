@@ -196,7 +196,7 @@ def test_missing_cifar_is_one_sentence(experiment, tmp_path):
 
 @pytest.mark.slow
 def test_several_runs_without_models_and_mirrored(experiment, tmp_path):
-    mixings = ("aux_spectral", "conv")
+    mixings = ("aux_factored", "conv")
     chosen = [part for name in mixings for part in ("--mixing", name)]
     options = ("--train-steps", "2", "--runs", "2", "--no-save", "--strategy", "mirrored", "--output", "here")
     done = experiment("glow", *chosen, *options, *SMALL)
@@ -205,7 +205,7 @@ def test_several_runs_without_models_and_mirrored(experiment, tmp_path):
     assert [(run["map"], run["run"]) for run in runs] == [(name, number) for name in mixings for number in (0, 1)]
     assert not list((tmp_path / "here").glob("*.keras"))
     assert " ± " in done.stdout
-    # Both start as the same orthogonal map, but for the sign of `aux_spectral`, and the couplings as the identity.
+    # Both start as the same orthogonal map, and the couplings as the identity.
     first = {run["map"]: run["curves"]["validation_bits"][0] for run in runs if run["run"] == 0}
     assert max(first.values()) - min(first.values()) < 0.01
 

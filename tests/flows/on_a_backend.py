@@ -8,6 +8,7 @@ Reads `folder/flow.keras` and `folder/inputs.npz`; writes `answers.npz`, and aft
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -22,13 +23,20 @@ def answers(model: Glow, images: np.ndarray, z: np.ndarray) -> dict[str, np.ndar
     found = {
         "z": coded,
         "log_det": log_det,
-        "log_prob": model.log_prob(images),
         "bits": model.bits_per_dim(images),
         "predicted": model.predict(images, batch_size=4, verbose=0),
-        "decoded": model.decode(z),
         "sample": model.sample(3, seed=7, temperature=0.8),
         "certified": [c.invertible for c in model.certificates().values()],
     }
+    return {**_numpy(found), **answers_of_the_trained(model, images, z)}
+
+
+def answers_of_the_trained(model: Glow, images: np.ndarray, z: np.ndarray) -> dict[str, np.ndarray]:
+    """Fewer: every method of every model is compiled on JAX."""
+    return _numpy({"log_prob": model.log_prob(images), "decoded": model.decode(z)})
+
+
+def _numpy(found: dict[str, Any]) -> dict[str, np.ndarray]:
     return {key: np.asarray(keras.ops.convert_to_numpy(value)) for key, value in found.items()}
 
 
@@ -45,10 +53,8 @@ def main(folder: Path, mixing: str, coupling: str = "affine", dequantisation: st
     assert fresh.initialized
     assert set(history) == {"loss", "bits_per_dim", "val_loss", "val_bits_per_dim"}
     assert np.isfinite(fresh.evaluate(images, verbose=0)).all()
-    back = np.asarray(keras.ops.convert_to_numpy(fresh.decode(fresh.encode(images)[0])))
-    assert np.abs(back - images / 255).max() < 1e-4
     fresh.save(folder / "trained.keras")
-    np.savez(folder / "trained.npz", **answers(fresh, images, z))
+    np.savez(folder / "trained.npz", **answers_of_the_trained(fresh, images, z))
     print(keras_auxref.__name__, keras.backend.backend(), "tensorflow" in sys.modules)
 
 
@@ -67,7 +73,7 @@ def flow_answers(model: Flow, x: np.ndarray, labels: np.ndarray) -> dict[str, np
         "sample": model.sample(3, seed=7, context=1),
         "certified": [c.invertible for c in model.certificates().values()],
     }
-    return {key: np.asarray(keras.ops.convert_to_numpy(value)) for key, value in found.items()}
+    return _numpy(found)
 
 
 def vectors(folder: Path, mixing: str, coupling: str) -> None:
@@ -82,7 +88,7 @@ def vectors(folder: Path, mixing: str, coupling: str) -> None:
     with pytest.raises(ValueError, match="column 1"):
         model.log_prob(np.where(np.arange(3) == 1, np.nan, x), labels)
     model.save(folder / "trained.keras")
-    np.savez(folder / "trained.npz", **flow_answers(model, x, labels))
+    np.savez(folder / "trained.npz", **_numpy({"log_prob": model.log_prob(x, labels)}))
     print(keras_auxref.__name__, keras.backend.backend())
 
 

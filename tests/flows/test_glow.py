@@ -9,7 +9,7 @@ from keras_auxref import AuxReflection, Glow
 from keras_auxref.flows import AffineCoupling
 from keras_auxref.flows.randomness import normal
 from tests.flows.support import disturb, images
-from tests.support import assert_agree, log_abs_det
+from tests.support import assert_agree, log_abs_det, quick
 
 SHAPE = (4, 4, 3)
 
@@ -49,9 +49,7 @@ def test_density_of_a_certified_flow_integrates_to_one(mixing):
 
 
 # What is proven, and what is not; tests of the layers have the gradients of all.
-@pytest.mark.parametrize(
-    "mixing", ["aux_factored", *(pytest.param(m, marks=pytest.mark.slow) for m in ("aux", "aux_conv", "qr"))]
-)
+@pytest.mark.parametrize("mixing", ["aux_factored", *quick(("aux_conv", "aux", "qr"), keep=1, exhaustive=True)])
 def test_fit_learns_and_still_inverts(mixing):
     keras.utils.set_random_seed(0)
     model, x = small(mixing, (8, 8, 3), hidden=16), gradients(256)
@@ -198,7 +196,7 @@ def test_sample_weights_weigh():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mixing", ["aux_factored", AuxReflection("spectral")])
+@pytest.mark.parametrize("mixing", ["aux_factored", pytest.param(AuxReflection("spectral"), marks=pytest.mark.exhaustive)])
 def test_saves_and_loads_with_the_state_of_training(mixing, tmp_path):
     model, x = small(mixing), images(8, SHAPE)
     model.fit(x, verbose=0)

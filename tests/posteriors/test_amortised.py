@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras_auxref import ops
 from keras_auxref.posteriors import FactoredFlow, HouseholderFlow, SylvesterFlow
 from tests.keras_contract import run_layer_test
-from tests.support import assert_agree, jacobians
+from tests.support import assert_agree, jacobians, quick
 
 N, D, FEATURES = 3, 4, 5
 CASES = {
@@ -112,7 +112,7 @@ def test_every_weight_gets_a_gradient(rng, name):
 
 
 @pytest.mark.slow
-@each
+@pytest.mark.parametrize("name", quick(CASES, keep=3, exhaustive=True))
 def test_compiles_under_xla(rng, name):
     layer, z, h = make(name, rng)
     found = [tf.function(value_and_gradients, jit_compile=jit)(layer, z, h) for jit in (False, True)]
