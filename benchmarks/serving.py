@@ -6,7 +6,7 @@
     python -m benchmarks.serving batch                # two minutes: digits with and without @serve.batch
     python -m benchmarks.serving --url http://127.0.0.1:8501 --label 'TensorFlow Serving'     # a server that runs already
 
-Needs `pip install 'keras-auxref[serve]'`. Clients in threads ask as fast as they are answered, over connections that they keep,
+Needs `pip install -e '.[serve]'`. Clients in threads ask as fast as they are answered, over connections that they keep,
 for --seconds each: a row of `digits`, four images for the `log_prob` of `mnist-flow`, and four of its `sample`. The last run asks
 all three in turn for --kill-seconds while a replica gets SIGKILL. A client asks again, up to five times, when its connection
 breaks or the server answers 5xx. Every answer is compared with that of the SavedModel in this process. Clients, server and this
@@ -265,7 +265,7 @@ def batched(folders: list[str], port: int) -> None:
                 return await super().__call__(what, version, body)
             try:
                 served = next(iter(self.served.values()))
-                request = protocol.parse(body, served.signatures, self.max_batch)
+                request = protocol.parse(body, served.inputs, self.max_batch)
                 return 200, protocol.answer(request, await self.together((served, request)))
             except protocol.RequestError as error:
                 return error.answer()
@@ -279,8 +279,7 @@ def batched(folders: list[str], port: int) -> None:
             parts = {key: np.split(array, ends) for key, array in outputs.items()}
             return [{key: parts[key][number] for key in parts} for number in range(len(pairs))]
 
-    application = serve._application
-    serve._application = lambda kind, *rest, **options: application(Batched if kind is serve.Model else kind, *rest, **options)
+    serve.Model = Batched
     sys.argv = ["serve.py", *folders, "--port", str(port)]
     serve.main()
 

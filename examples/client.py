@@ -16,21 +16,54 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from protocol import Signature, Tensor, read_signatures
-
+DTYPES = {"DT_HALF": "float16", "DT_FLOAT": "float32", "DT_DOUBLE": "float64", "DT_BOOL": "bool", "DT_STRING": "string"}
+DTYPES |= {f"DT_{sign.upper()}INT{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+"""What goes through JSON: the name in the protocol, and NumPy's."""
 # What comes first gives what a later one takes.
 ORDER = ("serving_default", "log_prob", "encode", "decode", "sample")
 SCALARS = {"n": 16, "seed": 1, "temperature": 0.7}
 ATTEMPTS, TIMEOUT = 5, 60
 
 
+class Tensor(NamedTuple):
+    """An input or output; None stands for any size, and a shape of None for any shape."""
+
+    shape: tuple[int | None, ...] | None
+    dtype: str
+
+
+class Signature(NamedTuple):
+    """The named inputs and outputs of one function of a model."""
+
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+
+
 class CallError(Exception):
     """A call that failed; the message is one sentence."""
+
+
+def read_signatures(definitions: Mapping[str, Any]) -> dict[str, Signature]:
+    """Signatures from their definitions in the answer to `/metadata`."""
+
+    def tensors(specs: Mapping[str, Any]) -> dict[str, Tensor]:
+        found = {}
+        for key, spec in sorted(specs.items()):
+            if spec["dtype"] not in DTYPES:
+                raise CallError(f"Expected signatures with numbers, truth values or text, received {spec['dtype']}.")
+            shape = spec.get("tensor_shape", {})
+            sizes = tuple(None if int(dim["size"]) < 0 else int(dim["size"]) for dim in shape.get("dim", ()))
+            found[key] = Tensor(None if shape.get("unknown_rank") else sizes, DTYPES[spec["dtype"]])
+        return found
+
+    functions = {name: definition for name, definition in definitions.items() if not name.startswith("__")}
+    return {name: Signature(tensors(f.get("inputs", {})), tensors(f.get("outputs", {}))) for name, f in functions.items()}
 
 
 def call(url: str, content: Any = None) -> Any:

@@ -6,8 +6,7 @@ Nothing here knows of a server or of TensorFlow. The body of a prediction is
     {"signature_name": optional, "inputs": value, or {name: value, …}}     answered by {"outputs": value, or {name: value, …}}
 
 A row is the value of the only input, or {name: value} for each. A signature with several outputs answers with {name: value}.
-NaN, Infinity and -Infinity are bare words in both directions, as in TensorFlow Serving: the log-likelihood of an impossible
-image is an answer, not an error.
+NaN, Infinity and -Infinity are bare words in both directions: an impossible image has a log-likelihood.
 """
 
 import contextlib
@@ -18,15 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-DTYPES = {"DT_HALF": "float16", "DT_FLOAT": "float32", "DT_DOUBLE": "float64", "DT_BOOL": "bool", "DT_STRING": "string"}
-DTYPES |= {f"DT_{sign.upper()}INT{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
-"""What goes through JSON: the name in the protocol, and NumPy's."""
 PATH = re.compile(r"/v1/models/([^/:]+)(?:/versions/([0-9]+))?(/metadata|:predict)?")
-MOST_PARTS = 5_000_000
-"""Values and lists of a request, and ten for each object: 1,024 images of 32 × 32 × 3 have 4.2 million."""
-KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a fraction"}
-ALLOWED = {"f": {int, float}, "i": {int}, "u": {int}, "b": {bool}, "O": {str}}
-"""Types of JSON in words, and those for the kinds of NumPy's dtypes."""
+MOST_PARTS = 5_000_000  # 1,024 images of 32 × 32 × 3 have 4.2 million
+WORDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a fraction"}
+ALLOWED = {"f": {int, float}, "i": {int}, "u": {int}, "b": {bool}, "O": {str}}  # by the kinds of NumPy's dtypes
 
 
 class RequestError(Exception):
@@ -37,21 +31,18 @@ class RequestError(Exception):
         self.status = status
 
     def answer(self) -> tuple[int, bytes]:
-        return self.status, json.dumps({"error": str(self)}).encode()
+        return self.status, _json({"error": str(self)})
 
 
 class Tensor(NamedTuple):
-    """An input or output; None stands for any size, and a shape of None for any shape."""
+    """An input; None stands for any size, and a shape of None for any shape. Text has the dtype object."""
 
     shape: tuple[int | None, ...] | None
-    dtype: str
+    dtype: np.dtype
 
-
-class Signature(NamedTuple):
-    """The named inputs and outputs of one function of a model."""
-
-    inputs: dict[str, Tensor]
-    outputs: dict[str, Tensor]
+    def __str__(self) -> str:
+        dtype = "string" if self.dtype == object else self.dtype
+        return f"{dtype} of any shape" if self.shape is None else f"{dtype} of shape {self.shape}"
 
 
 class Request(NamedTuple):
@@ -66,29 +57,12 @@ def route(method: str, path: str, models: Iterable[str]) -> tuple[str, str, str]
     """The model, the version ("" for the newest) and one of "status", "metadata", "predict" that a request asks for."""
     match, received = PATH.fullmatch(path), f"received {method} {path[:200]}."
     if match is None or match[1] not in models:
-        expected = f"/v1/models/NAME, NAME/metadata or NAME:predict for {', '.join(models)}"
-        raise RequestError(f"Expected {expected}, {received}", 404)
+        paths = f"/v1/models/NAME, NAME/metadata or NAME:predict for {', '.join(models)}"
+        raise RequestError(f"Expected {paths}, {received}", 404)
     what = (match[3] or "status").lstrip("/:")
     if method != ("POST" if what == "predict" else "GET"):
         raise RequestError(f"Expected POST for predict and GET for the rest, {received}", 405)
     return match[1], match[2] or "", what
-
-
-def read_signatures(definitions: Mapping[str, Any]) -> dict[str, Signature]:
-    """Signatures from their definitions in the answer to `/metadata`, which are those of the file saved_model.pb."""
-
-    def tensors(specs: Mapping[str, Any]) -> dict[str, Tensor]:
-        found = {}
-        for key, spec in sorted(specs.items()):
-            if spec["dtype"] not in DTYPES:
-                raise ValueError(f"Expected signatures with numbers, truth values or text, received {spec['dtype']}")
-            shape = spec.get("tensor_shape", {})
-            sizes = tuple(None if int(dim["size"]) < 0 else int(dim["size"]) for dim in shape.get("dim", ()))
-            found[key] = Tensor(None if shape.get("unknown_rank") else sizes, DTYPES[spec["dtype"]])
-        return found
-
-    functions = {name: definition for name, definition in definitions.items() if not name.startswith("__")}
-    return {name: Signature(tensors(f.get("inputs", {})), tensors(f.get("outputs", {}))) for name, f in functions.items()}
 
 
 def check_size(body: bytes) -> None:
@@ -98,8 +72,8 @@ def check_size(body: bytes) -> None:
         raise RequestError(f"Expected at most {MOST_PARTS} values and lists, an object counted as ten, received {received}.")
 
 
-def parse(body: bytes, signatures: Mapping[str, Signature], max_batch: int) -> Request:
-    """Read a prediction of at most `max_batch` rows for one of `signatures`, or raise a `RequestError`."""
+def parse(body: bytes, signatures: Mapping[str, Mapping[str, Tensor]], max_batch: int) -> Request:
+    """Read a prediction of at most `max_batch` rows for one of `signatures`, whose inputs are given, or refuse it."""
     try:
         content = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -108,33 +82,32 @@ def parse(body: bytes, signatures: Mapping[str, Signature], max_batch: int) -> R
     if len(formats) != 1:
         received = "both" if formats else _received(content)
         raise RequestError(f"Expected a JSON object with one of 'instances' and 'inputs', received {received}.")
-    name = content.get("signature_name")
+    name, rows = content.get("signature_name"), formats == ["instances"]
     name = "serving_default" if name in (None, "") else name
     if not isinstance(name, str) or name not in signatures:
         raise RequestError(f"Expected a signature_name out of {_quoted(signatures)}, received {str(name)[:200]!r}.")
-    expected, rows = signatures[name].inputs, formats == ["instances"]
     arrays = {}
-    for key, value in _columns(content[formats[0]], expected, rows).items():
+    for key, value in _columns(content[formats[0]], signatures[name], rows).items():
         if isinstance(value, list) and len(value) > max_batch:
             raise RequestError(f"Input {key!r}: expected at most {max_batch} rows, received {len(value)}.")
-        arrays[key] = _array(key, value, expected[key])
-    # A scalar `n` asks for that many rows, as in `sample`.
-    if (n := arrays.get("n")) is not None and n.ndim == 0 and n.dtype.kind in "iu" and not 1 <= n <= max_batch:
+        arrays[key] = _array(key, value, signatures[name][key])
+    n = arrays.get("n", np.array(1.0))  # a whole number asks for that many rows, as in `sample`
+    if n.shape == () and n.dtype.kind in "iu" and not 1 <= n <= max_batch:
         raise RequestError(f"Input 'n': expected a number from 1 to {max_batch}, received {n}.")
     return Request(name, arrays, rows)
 
 
 def answer(request: Request, outputs: Mapping[str, np.ndarray]) -> bytes:
     """The JSON that answers a request, in its format."""
-    values = {key: _plain(outputs[key]) for key in sorted(outputs)}
-    only = next(iter(values.values())) if len(values) == 1 else None
+    lists = {key: np.asarray(outputs[key]).tolist() for key in sorted(outputs)}
+    only = next(iter(lists.values())) if len(lists) == 1 else None
     if not request.rows:
-        return json.dumps({"outputs": values if only is None else only}).encode()
+        return _json({"outputs": lists if only is None else only})
     sizes = {np.shape(array)[:1] for array in outputs.values()}
     if len(sizes) != 1 or () in sizes:
         raise RequestError("The outputs have no common number of rows: ask with 'inputs' instead of 'instances'.")
-    rows = only if only is not None else [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
-    return json.dumps({"predictions": rows}).encode()
+    rows = [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)] if only is None else only
+    return _json({"predictions": rows})
 
 
 def status(states: Mapping[str, str]) -> bytes:
@@ -143,71 +116,64 @@ def status(states: Mapping[str, str]) -> bytes:
     for version, reason in states.items():
         code = {"error_code": "UNKNOWN" if reason else "OK", "error_message": reason}
         found.append({"version": version, "state": "END" if reason else "AVAILABLE", "status": code})
-    return json.dumps({"model_version_status": found}).encode()
+    return _json({"model_version_status": found})
 
 
 def metadata(name: str, version: str, definitions: Mapping[str, Any]) -> bytes:
-    """The JSON of `GET /v1/models/NAME/metadata`, which `read_signatures` reads."""
+    """The JSON of `GET /v1/models/NAME/metadata`, with the definitions of the signatures from the file saved_model.pb."""
     spec = {"name": name, "signature_name": "", "version": version}
-    return json.dumps({"model_spec": spec, "metadata": {"signature_def": {"signature_def": definitions}}}).encode()
+    return _json({"model_spec": spec, "metadata": {"signature_def": {"signature_def": definitions}}})
 
 
-def _columns(value: Any, expected: Mapping[str, Tensor], rows: bool) -> dict[str, Any]:
+def _columns(value: Any, inputs: Mapping[str, Tensor], rows: bool) -> dict[str, Any]:
     """A value for each input, from rows or columns; that of an only input needs no name."""
-    if rows:
-        if not isinstance(value, list) or not value:
-            raise RequestError(f"Expected 'instances' to be a list with at least one row, received {_received(value)}.")
-        if scalars := [key for key, spec in expected.items() if spec.shape == ()]:
-            raise RequestError(f"Expected 'inputs' instead of 'instances', because there are no rows in {_quoted(scalars)}.")
-        if any(isinstance(row, dict) for row in value):
-            for number, row in enumerate(value):
-                _check_names(row, expected, f" in row {number}")
-            return {key: [row[key] for row in value] for key in expected}
-    named = {next(iter(expected)): value} if len(expected) == 1 and not isinstance(value, dict) else value
-    _check_names(named, expected)
-    return named
 
+    def checked(value: Any, where: str = "") -> dict[str, Any]:
+        if not isinstance(value, dict) or value.keys() != inputs.keys():
+            raise RequestError(f"Expected an object with the inputs {_quoted(inputs)}{where}, received {_received(value)}.")
+        return value
 
-def _check_names(value: Any, expected: Mapping[str, Tensor], where: str = "") -> None:
-    if not isinstance(value, dict) or value.keys() != expected.keys():
-        raise RequestError(f"Expected an object with the inputs {_quoted(expected)}{where}, received {_received(value)}.")
+    if rows and (not isinstance(value, list) or not value):
+        raise RequestError(f"Expected 'instances' to be a list with at least one row, received {_received(value)}.")
+    if rows and (scalars := [key for key, spec in inputs.items() if spec.shape == ()]):
+        raise RequestError(f"Expected 'inputs' instead of 'instances', because there are no rows in {_quoted(scalars)}.")
+    if rows and any(isinstance(row, dict) for row in value):
+        named = [checked(row, f" in row {number}") for number, row in enumerate(value)]
+        return {key: [row[key] for row in named] for key in inputs}
+    return {next(iter(inputs)): value} if len(inputs) == 1 and not isinstance(value, dict) else checked(value)
 
 
 def _array(name: str, value: Any, spec: Tensor) -> np.ndarray:
     """The value of an input as an array, if it has its dtype and shape."""
-    found, kind = np.array(value, object), "O" if spec.dtype == "string" else np.dtype(spec.dtype).kind
+    found = np.array(value, object)
     types, shape = set(map(type, found.ravel())), found.shape if spec.shape is None else spec.shape
     if list in types:
         received = "lists of different lengths"
-    elif wrong := types - ALLOWED[kind]:
-        received = " and ".join(sorted(KINDS.get(item, "null") for item in wrong))
+    elif wrong := types - ALLOWED[spec.dtype.kind]:
+        received = " and ".join(sorted(WORDS.get(item, "null") for item in wrong))
     elif len(shape) != found.ndim or any(size not in (None, real) for size, real in zip(shape, found.shape, strict=True)):
         received = f"shape {found.shape}"
     else:
         with contextlib.suppress(OverflowError), np.errstate(over="ignore"):
-            result = found if kind == "O" else found.astype(spec.dtype)
+            result = found.astype(spec.dtype)
             # Whole numbers must come back as they were, and what was finite must stay so.
-            same = (np.isinf(result), np.isinf(found.astype("float64"))) if kind == "f" else (result, found)
+            same = (np.isinf(result), np.isinf(found.astype("float64"))) if spec.dtype.kind == "f" else (result, found)
             if np.array_equal(*same):
                 return result
         received = "a number out of its range"
-    expected = "any shape" if spec.shape is None else f"shape {spec.shape}"
-    raise RequestError(f"Input {name!r}: expected {spec.dtype} of {expected}, received {received}.")
-
-
-def _plain(array: np.ndarray) -> Any:
-    """Numbers, or text, as nested lists."""
-    if np.asarray(array).dtype.kind not in "OS":
-        return np.asarray(array).tolist()
-    return np.vectorize(lambda item: item.decode(errors="replace"), otypes=[object])(array).tolist() if np.size(array) else []
+    raise RequestError(f"Input {name!r}: expected {spec}, received {received}.")
 
 
 def _received(value: Any) -> str:
     """The names in an object, or the kind of anything else."""
     if isinstance(value, dict):
         return _quoted(value) or "an empty object"
-    return "an empty list" if value == [] else KINDS.get(type(value), "null")
+    return "an empty list" if value == [] else WORDS.get(type(value), "null")
 
 
 def _quoted(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))[:300]
+
+
+def _json(content: Any) -> bytes:
+    return json.dumps(content, default=lambda text: text.decode(errors="replace")).encode()

@@ -30,9 +30,6 @@ import numpy as np
 import protocol
 from protocol import Request, RequestError, Tensor
 
-BODIES_AT_ONCE = 8
-"""How many requests of the largest size a gateway keeps at a time."""
-
 
 class SavedModel:
     """One version, loaded by TensorFlow alone, with every signature called once: its first call takes seconds."""
@@ -45,19 +42,21 @@ class SavedModel:
         found = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes()).meta_graphs[0].signature_def
         style = {"preserving_proto_field_name": True, "always_print_fields_with_no_presence": True}
         self.definitions = {name: MessageToDict(found[name], **style) for name in sorted(found) if not name.startswith("__")}
-        self.signatures = protocol.read_signatures(self.definitions)
         self.model = tf.saved_model.load(str(folder))
-        for name, signature in self.signatures.items():
+        self.inputs: dict[str, dict[str, Tensor]] = {}
+        for name, function in self.model.signatures.items():
+            inputs, _ = map(_tensors, (function.structured_input_signature[1], function.structured_outputs))
+            row = {key: np.full([size or 1 for size in shape or ()], "1").astype(dtype) for key, (shape, dtype) in inputs.items()}
+            self.inputs[name] = inputs
             with contextlib.suppress(RequestError):  # a model may refuse a row of ones
-                self.run(Request(name, {key: _ones(spec) for key, spec in signature.inputs.items()}, False))
+                self.run(Request(name, row, False))
 
     def run(self, request: Request) -> dict[str, np.ndarray]:
         import tensorflow as tf
 
-        function, specs = self.model.signatures[request.signature], self.signatures[request.signature].inputs
         try:
-            inputs = {name: tf.constant(array, specs[name].dtype) for name, array in request.inputs.items()}
-            return {name: value.numpy() for name, value in function(**inputs).items()}
+            outputs = self.model.signatures[request.signature](**request.inputs)
+            return {name: value.numpy() for name, value in outputs.items()}
         except (tf.errors.OpError, ValueError) as error:  # what only the model knows, such as a temperature below 0
             if isinstance(error, tf.errors.InternalError):  # which says nothing of the inputs
                 raise
@@ -115,25 +114,34 @@ class Model:
 
     def predict(self, model: SavedModel, body: bytes) -> bytes:
         with self.parsing:  # one after another, which costs no time: Python parses one at a time
-            request = protocol.parse(body, model.signatures, self.max_batch)
+            request = protocol.parse(body, model.inputs, self.max_batch)
         return protocol.answer(request, model.run(request))
 
 
 class Gateway:
-    """What answers HTTP: it reads a request within limits and hands it to a replica of the model."""
+    """What answers HTTP, by ASGI: it reads a request within limits and hands it to a replica of the model."""
 
     def __init__(self, models: list[str], max_bytes: int = 32 * 2**20, seconds: float = 60) -> None:
         self.models, self.max_bytes, self.seconds, self.kept = models, max_bytes, seconds, 0
         self.handles: dict[str, Any] = {}
 
-    async def __call__(self, http: Any) -> Any:
-        from starlette.responses import Response
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        from starlette import requests, responses, routing
 
+        if scope["type"] != "http":  # WebSockets are refused
+            return await routing.Router()(scope, receive, send)
         body, late = bytearray(), RequestError(f"Expected the whole request within {self.seconds} s.", 408)
         try:
             async with asyncio.timeout(self.seconds):
-                model, version, what = protocol.route(http.method, http.url.path, self.models)
-                await self.read(http, body)
+                model, version, what = protocol.route(scope["method"], scope["path"], self.models)
+                async for part in requests.Request(scope, receive).stream():
+                    body += part
+                    self.kept += len(part)
+                    if len(body) > self.max_bytes:
+                        raise RequestError(f"Expected a request of at most {self.max_bytes} bytes, received more.", 413)
+                    if self.kept > 8 * self.max_bytes:
+                        raise RequestError("Expected fewer large requests at once: ask again.", 503)
+                protocol.check_size(body)
                 late = RequestError(f"Expected an answer within {self.seconds} s: ask for less, or again.", 504)
                 status, content = await self.ask(model, what, version, bytes(body))
         except (RequestError, TimeoutError) as error:
@@ -143,23 +151,7 @@ class Gateway:
             status, content = RequestError("The server has made a mistake, which is in its log.", 500).answer()
         finally:
             self.kept -= len(body)
-        return Response(content, status, media_type="application/json")
-
-    async def read(self, http: Any, body: bytearray) -> None:
-        """What is too much is not kept, but read for a while, so that the client gets to read the answer."""
-        size = 0
-        async for part in http.stream():
-            size += len(part)
-            if size <= self.max_bytes and self.kept + len(part) <= BODIES_AT_ONCE * self.max_bytes:
-                body += part
-                self.kept += len(part)
-            elif size > 8 * self.max_bytes:
-                break
-        if size > self.max_bytes:
-            raise RequestError(f"Expected a request of at most {self.max_bytes} bytes, received more.", 413)
-        if size > len(body):
-            raise RequestError("Expected fewer large requests at once: ask again.", 503)
-        protocol.check_size(body)
+        await responses.Response(content, status, media_type="application/json")(scope, receive, send)
 
     async def ask(self, model: str, *question: Any) -> tuple[int, bytes]:
         """The answer of a replica. A prediction changes nothing: when its replica dies, another one is asked."""
@@ -180,22 +172,27 @@ class Gateway:
 
 def model(args: dict[str, Any]) -> Any:
     """The application of one model, for `main` and as `import_path: serve:model` in a configuration of Ray Serve."""
-    return _application(Model, args, max_ongoing_requests=16, max_queued_requests=64, max_constructor_retry_count=1)
+    from ray import serve
+
+    args, options = _options(args, max_ongoing_requests=16, max_queued_requests=64, max_constructor_retry_count=1)
+    return serve.deployment(Model, **options).bind(**args)
 
 
 def gateway(args: dict[str, Any]) -> Any:
     """The application that answers HTTP for the models, by their names."""
-    return _application(Gateway, args, max_ongoing_requests=256, max_queued_requests=256, ray_actor_options={"num_cpus": 0})
-
-
-def _application(kind: type, args: dict[str, Any], **options: Any) -> Any:
     from ray import serve
 
+    args, options = _options(args, max_ongoing_requests=256, max_queued_requests=256, ray_actor_options={"num_cpus": 0})
+    return serve.deployment(serve.ingress(Gateway(**args))(), name="Gateway", **options).bind()
+
+
+def _options(args: dict[str, Any], **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is left of the arguments, and the options of a deployment with as many replicas as they ask for."""
     least, most = args.get("replicas", 1), args.get("max_replicas", 1)
     scaling = {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": 4}
     options |= {"autoscaling_config": scaling} if most > least else {"num_replicas": least}
     options |= {"graceful_shutdown_wait_loop_s": 0.2, "graceful_shutdown_timeout_s": 60.0}
-    return serve.deployment(kind, **options).bind(**{key: args[key] for key in args if key not in ("replicas", "max_replicas")})
+    return {key: args[key] for key in args if key not in ("replicas", "max_replicas")}, options
 
 
 def versions(folder: Path) -> list[str]:
@@ -204,9 +201,15 @@ def versions(folder: Path) -> list[str]:
     return sorted((name for name in found if re.fullmatch("0|[1-9][0-9]{0,18}", name)), key=int, reverse=True)
 
 
-def _ones(spec: Tensor) -> np.ndarray:
-    array = np.ones([size or 1 for size in spec.shape or ()])
-    return array.astype(str).astype(object) if spec.dtype == "string" else array.astype(spec.dtype)
+def _tensors(specs: dict[str, Any]) -> dict[str, Tensor]:
+    """Inputs or outputs as TensorFlow describes them, if they can go through JSON."""
+    found = {}
+    for key, spec in specs.items():
+        shape, dtype = None if spec.shape.rank is None else tuple(spec.shape), np.dtype(spec.dtype.as_numpy_dtype)
+        if dtype.kind not in protocol.ALLOWED:
+            raise ValueError(f"Expected signatures with numbers, truth values or text, received {dtype}")
+        found[key] = Tensor(shape, dtype)
+    return found
 
 
 def _line(error: Exception) -> str:
@@ -243,24 +246,22 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    args, stop, local = arguments(), threading.Event(), {}
+    args, stop = arguments(), threading.Event()
+    # The processes of Ray share the machine as others do: its own default, 15, is behind every other program.
+    local, settings = {}, {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     if args.address is None:  # a Ray of its own, with a place for every replica, whatever the machine has
         places = len(args.folders) * max(args.replicas, args.max_replicas)
         local = {"include_dashboard": False, "object_store_memory": 2**28, "num_cpus": places}
         # Its own ports are on the loopback address, as Ray has it on macOS, and those that are not ask for a token.
-        os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-        if "RAY_AUTH_MODE" not in os.environ:
-            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    # Ray's own default for its processes is 15, behind every other program of the machine.
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", **os.environ}
+        settings |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    os.environ |= {**settings, **os.environ}
     try:
         import ray
         from ray import serve
-    except ModuleNotFoundError:
-        sys.exit("Serving needs Ray Serve: pip install 'keras-auxref[serve]'.")
 
-    try:
         ray.init(args.address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
+    except ModuleNotFoundError:
+        sys.exit("Serving needs Ray Serve: pip install -e '.[serve]' in the checkout.")
     except Exception as error:  # no cluster at this address, or a machine too busy to start one
         sys.exit(f"Expected Ray to start, or to run at --address: {_line(error)}.")
     for number in (signal.SIGTERM, signal.SIGINT):  # after `init`, which sets handlers too
@@ -270,11 +271,11 @@ def main() -> None:
     serve.start("EveryNode" if args.address else "HeadOnly", where, logging_config=logs)
     common = {key: vars(args)[key] for key in ("replicas", "max_replicas", "keep", "max_batch")}
     common["threads"] = 0 if args.address else max(1, (os.cpu_count() or 1) // args.replicas)
+    limits = {"max_bytes": args.max_megabytes * 2**20, "seconds": args.seconds, "replicas": 2 if args.address else 1}
     models = [model({"folder": str(folder.resolve()), **common}) for folder in args.folders]
-    limits = {"max_bytes": args.max_megabytes * 2**20, "seconds": args.seconds}
-    front = gateway({"models": args.names, "replicas": 2 if args.address else 1, **limits})
+    targets = [serve.RunTarget(one, name, route_prefix=None) for one, name in zip(models, args.names, strict=True)]
     try:
-        serve.run_many([*map(serve.RunTarget, models, args.names, [None] * len(models)), serve.RunTarget(front, "gateway")])
+        serve.run_many([*targets, serve.RunTarget(gateway({"models": args.names, **limits}), "gateway")])
         print(f"Serving {', '.join(args.names)} on http://{args.host}:{args.port}/v1/models/", flush=True)
         stop.wait()
         for name in ("gateway", *(args.names if args.address else ())):  # the gateway first: it finishes what it has begun

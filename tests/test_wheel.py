@@ -28,7 +28,7 @@ def _run(*command, **options):
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """The sdist, and the wheel that was made from it: what the sdist lacks, the wheel lacks."""
-    pytest.importorskip("build", reason="pip install 'keras-auxref[package]'")
+    pytest.importorskip("build", reason="pip install -e '.[package]'")
     folder, source = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("source") / "checkout"
     # Of a copy: setuptools writes into the folder that it builds, which another process may be building too.
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "_build", "build", "runs", "*.egg-info", "__pycache__"))
@@ -41,7 +41,7 @@ def built(tmp_path_factory):
 
 @pytest.mark.slow
 def test_twine_accepts_it(built):
-    pytest.importorskip("twine", reason="pip install 'keras-auxref[package]'")
+    pytest.importorskip("twine", reason="pip install -e '.[package]'")
     assert _run(sys.executable, "-m", "twine", "check", "--strict", *built).count("PASSED") == 2
 
 
@@ -92,5 +92,5 @@ def test_one_version_everywhere():
     [("vendor.github-workflows", ".github/workflows/ci.yml"), ("vendor.citation-file-format", "CITATION.cff")],
 )
 def test_files_for_others_fit_their_schemas(schema, file):
-    pytest.importorskip("check_jsonschema", reason="pip install 'keras-auxref[package]'")
+    pytest.importorskip("check_jsonschema", reason="pip install -e '.[package]'")
     _run(sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, ROOT / file)

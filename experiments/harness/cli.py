@@ -171,7 +171,7 @@ def main(run: Callable[[], None]) -> None:
             sys.exit(f"--backend {error.name} needs {error.name}: pip install {error.name}.")
         if error.name not in ("matplotlib", "keras_auxref"):
             raise
-        sys.exit(f"The experiment needs {error.name}: pip install 'keras-auxref[examples]'.")
+        sys.exit(f"The experiment needs {error.name}: pip install -e '.[examples]'.")
     except KeyboardInterrupt:
         sys.exit("\nInterrupted: the same command with --resume continues after the last checkpoint.")
 

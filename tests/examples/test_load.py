@@ -9,8 +9,8 @@ import pytest
 
 from tests.examples.conftest import EXAMPLES
 
-pytest.importorskip("starlette", reason="pip install 'keras-auxref[serve]'")
-pytest.importorskip("uvicorn", reason="pip install 'keras-auxref[serve]'")
+pytest.importorskip("starlette", reason="pip install -e '.[serve]'")
+pytest.importorskip("uvicorn", reason="pip install -e '.[serve]'")
 serving = pytest.importorskip("benchmarks.serving", reason="pip install psutil")
 ROOT = EXAMPLES.parent
 

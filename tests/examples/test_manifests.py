@@ -145,7 +145,7 @@ def test_pods_of_the_ray_service():
 
 def test_applications_of_the_ray_service():
     """Ray's own schema takes them, each is made by a function of examples/serve.py, and the gateway knows the models."""
-    schema = pytest.importorskip("ray.serve.schema", reason="pip install 'keras-auxref[serve]'")
+    schema = pytest.importorskip("ray.serve.schema", reason="pip install -e '.[serve]'")
     serve = load_example("serve")
     content = yaml.safe_load(load("ray-serve.yaml")["RayService"]["spec"]["serveConfigV2"])
     deploy = schema.ServeDeploySchema.model_validate(content)

@@ -27,7 +27,7 @@ from tests.examples import nginx
 from tests.examples.conftest import EXAMPLES
 from tests.examples.models import call, closed, write_classifier, write_flow, write_gate
 
-pytest.importorskip("ray", reason="pip install 'keras-auxref[serve]'")
+pytest.importorskip("ray", reason="pip install -e '.[serve]'")
 psutil = pytest.importorskip("psutil")
 
 pytestmark = pytest.mark.cluster

@@ -13,7 +13,7 @@ from tests.examples.conftest import EXAMPLES, load
 
 export, fcnn, glow, rnn = map(load, ("export", "fcnn", "glow", "rnn"))
 SCRIPTS = tuple(sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "__init__"))
-SHORT = {"fcnn": 100, "rnn": 100, "glow": 100, "export": 100, "serve": 310, "protocol": 260, "client": 220}
+SHORT = {"fcnn": 100, "rnn": 100, "glow": 100, "export": 100, "serve": 300, "protocol": 190, "client": 220}
 
 
 @pytest.fixture(autouse=True)

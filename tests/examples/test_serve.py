@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.core.framework import types_pb2
 
 from tests.examples import nginx
 from tests.examples.conftest import EXAMPLES, load
@@ -102,6 +103,31 @@ def test_signatures_are_those_of_the_saved_model(flow):
     assert definitions["sample"]["inputs"]["n"]["tensor_shape"] == {"dim": [], "unknown_rank": False}
 
 
+def test_client_reads_signatures():
+    rows = {"dtype": "DT_FLOAT", "tensor_shape": {"dim": [{"size": "-1", "name": ""}, {"size": "3", "name": ""}]}}
+    definitions = {
+        "f": {"inputs": {"x": rows}, "outputs": {"any": {"dtype": "DT_UINT8", "tensor_shape": {"unknown_rank": True}}}},
+        "g": {"inputs": {"n": {"dtype": "DT_HALF", "tensor_shape": {}}}},
+        "__saved_model_init_op": {"outputs": {"op": {"dtype": "DT_INVALID"}}},
+    }
+    assert client.read_signatures(definitions) == {
+        "f": client.Signature({"x": client.Tensor((None, 3), "float32")}, {"any": client.Tensor(None, "uint8")}),
+        "g": client.Signature({"n": client.Tensor((), "float16")}, {}),
+    }
+    with pytest.raises(client.CallError, match="Expected signatures with numbers, truth values or text, received DT_COMPLEX64"):
+        client.read_signatures({"f": {"inputs": {"x": {"dtype": "DT_COMPLEX64"}}}})
+    for expected, name in client.DTYPES.items():
+        assert types_pb2.DataType.Name(tf.dtypes.as_dtype(name).as_datatype_enum) == expected
+
+
+def test_the_server_knows_the_inputs_of_every_signature(flow):
+    """From TensorFlow; they are those that the client reads from the metadata."""
+    definitions = ask(flow, "metadata")[1]["metadata"]["signature_def"]["signature_def"]
+    for name, signature in client.read_signatures(definitions).items():
+        inputs = {key: (shape, str(dtype)) for key, (shape, dtype) in flow.served["1"].inputs[name].items()}
+        assert inputs == signature.inputs
+
+
 def test_every_signature_has_been_called_before_a_model_is_served(flow):
     """The first call of a function makes TensorFlow optimise its graph, which took tens of seconds on a loaded machine."""
     seen = []
@@ -112,7 +138,7 @@ def test_every_signature_has_been_called_before_a_model_is_served(flow):
             return super().run(request)
 
     Watched(flow.folder / "1")
-    assert sorted(seen) == sorted(flow.served["1"].signatures)
+    assert sorted(seen) == sorted(flow.served["1"].inputs)
 
 
 def test_versions_come_stay_and_go_back(tmp_path):
@@ -193,12 +219,10 @@ class Gateway(serve.Gateway):
         return 200, b"%d" % len(question[2])
 
 
-def post(gateway, *parts, method="POST", path="/v1/models/m:predict"):
+async def post(gateway, *parts, method="POST", path="/v1/models/m:predict"):
     """What the gateway answers to a body that comes in parts; None stands for one that does not come."""
-    pytest.importorskip("starlette", reason="pip install 'keras-auxref[serve]'")
-    from starlette.requests import Request
-
-    left = list(parts)
+    pytest.importorskip("starlette", reason="pip install -e '.[serve]'")
+    left, sent = list(parts), []
 
     async def receive():
         part = left.pop(0) if left else b""
@@ -206,20 +230,19 @@ def post(gateway, *parts, method="POST", path="/v1/models/m:predict"):
             await asyncio.sleep(60)
         return {"type": "http.request", "body": part, "more_body": bool(left)}
 
-    scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": [], "server": ("127.0.0.1", 1)}
-    return gateway(Request(scope, receive))
+    async def send(message):
+        sent.append(message)
 
-
-def answered(coroutine):
-    response = asyncio.run(coroutine)
-    return response.status_code, response.body.decode()
+    await gateway({"type": "http", "method": method, "path": path}, receive, send)
+    assert dict(sent[0]["headers"])[b"content-type"] == b"application/json"
+    return sent[0]["status"], sent[1]["body"].decode()
 
 
 def test_a_body_has_a_largest_size():
     gateway = Gateway(["m"], max_bytes=1000)
-    assert answered(post(gateway, b" " * 600, b" " * 400)) == (200, "1000")
+    assert asyncio.run(post(gateway, b" " * 600, b" " * 400)) == (200, "1000")
     for sizes in ([1001], [600, 401], [100] * 50, [100] * 500):
-        status, body = answered(post(gateway, *(b" " * size for size in sizes)))
+        status, body = asyncio.run(post(gateway, *(b" " * size for size in sizes)))
         assert (status, json.loads(body)) == (413, {"error": "Expected a request of at most 1000 bytes, received more."})
     assert gateway.kept == 0
 
@@ -238,11 +261,11 @@ def test_only_so_many_bytes_are_kept():
         return refused, await post(gateway, b" " * 1000)
 
     refused, taken = asyncio.run(together())
-    assert (refused.status_code, taken.status_code, gateway.kept) == (503, 200, 0)
+    assert (refused[0], taken[0], gateway.kept) == (503, 200, 0)
 
 
 def test_a_body_that_does_not_come_is_refused():
-    status, body = answered(post(gateway := Gateway(["m"], seconds=0.1), b"{", None))
+    status, body = asyncio.run(post(gateway := Gateway(["m"], seconds=0.1), b"{", None))
     assert status == 408
     assert "Expected the whole request within 0.1 s" in body
     assert gateway.kept == 0
@@ -253,7 +276,7 @@ def test_an_answer_that_does_not_come_is_given_up():
         async def ask(self, model, *question):
             await asyncio.sleep(60)
 
-    status, body = answered(post(gateway := Stuck(["m"], seconds=0.1), b"{}"))
+    status, body = asyncio.run(post(gateway := Stuck(["m"], seconds=0.1), b"{}"))
     assert status == 504
     assert "Expected an answer within 0.1 s" in body
     assert gateway.kept == 0
@@ -264,23 +287,37 @@ def test_a_fault_is_the_servers_and_in_its_log(caplog):
         async def ask(self, model, *question):
             raise ZeroDivisionError("here")
 
-    status, body = answered(post(gateway := Broken(["m"]), b"{}"))
+    status, body = asyncio.run(post(gateway := Broken(["m"]), b"{}"))
     assert (status, json.loads(body)) == (500, {"error": "The server has made a mistake, which is in its log."})
     assert "ZeroDivisionError: here" in caplog.text
     assert gateway.kept == 0
 
 
 def test_a_body_of_brackets_goes_no_further():
-    status, body = answered(post(Gateway(["m"]), b'{"instances": [' + b"[]," * (31 * MEGABYTE // 3) + b"[]]}"))
+    status, body = asyncio.run(post(Gateway(["m"]), b'{"instances": [' + b"[]," * (31 * MEGABYTE // 3) + b"[]]}"))
     assert status == 400
     assert "values and lists" in body
 
 
 def test_paths_and_methods():
     gateway = Gateway(["m"])
-    assert answered(post(gateway, method="GET", path="/v1/models/m")) == (200, "0")
-    assert answered(post(gateway, method="GET", path="/no"))[0] == 404
-    assert answered(post(gateway, method="PUT"))[0] == 405
+    assert asyncio.run(post(gateway, method="GET", path="/v1/models/m")) == (200, "0")
+    assert asyncio.run(post(gateway, method="GET", path="/no"))[0] == 404
+    assert asyncio.run(post(gateway, method="PUT"))[0] == 405
+
+
+def test_a_websocket_is_refused():
+    pytest.importorskip("starlette", reason="pip install -e '.[serve]'")
+    sent = []
+
+    async def receive():
+        return {"type": "websocket.connect"}
+
+    async def send(message):
+        sent.append(message["type"])
+
+    asyncio.run(Gateway(["m"])({"type": "websocket", "path": "/v1/models/m"}, receive, send))
+    assert sent == ["websocket.close"]
 
 
 # The client, against the models without Ray
@@ -360,7 +397,7 @@ def test_serve_says_what_to_install_and_why_ray_does_not_start(folders, monkeypa
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
         monkeypatch.setenv(name, "0")
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(SystemExit, match=re.escape("pip install 'keras-auxref[serve]'")):
+    with pytest.raises(SystemExit, match=re.escape("pip install -e '.[serve]'")):
         serve.main()
 
     def init(*_, **__):
