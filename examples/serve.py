@@ -55,7 +55,8 @@ class SavedModel:
         import tensorflow as tf
 
         try:
-            outputs = self.model.signatures[request.signature](**request.inputs)
+            inputs = {name: tf.constant(array, array.dtype) for name, array in request.inputs.items()}
+            outputs = self.model.signatures[request.signature](**inputs)
             return {name: value.numpy() for name, value in outputs.items()}
         except (tf.errors.OpError, ValueError) as error:  # what only the model knows, such as a temperature below 0
             if isinstance(error, tf.errors.InternalError):  # which says nothing of the inputs
