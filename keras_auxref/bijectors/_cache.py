@@ -1,9 +1,32 @@
-"""A cache that follows the variables, and the base classes of all bijectors here."""
+"""A cache that follows the variables and the tape, and the base classes of all bijectors here."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_probability as tfp
+from tensorflow_probability.python.internal.cache_util import BijectorCache
+
+
+class TapeCache(BijectorCache):
+    """TFP's cache, except for a value that the active tape has not recorded, of an input that it has.
+
+    Such a value is from before the tape. As far as the tape knows, it does not depend on the input: used in a loss, it would
+    leave out its part of the gradient. It is computed again. Bijectors with trainable variables need none of this, as their hash
+    changes with the tape.
+    """
+
+    def _get_or_create_edge(self, input: Any, forward_name: str, kwargs: Any) -> Any:
+        edge = super()._get_or_create_edge(input, forward_name, kwargs)
+        if not _recording() or self.bijector.trainable_variables or not _follows(input):
+            return edge
+        output = edge.output_ref() if edge.output_ref else None
+        stale = output is not None and not _recorded(output)
+        kept = {key: value for key, value in edge.attributes.items() if self.bijector.is_constant_jacobian or _recorded(value)}
+        if stale or len(kept) < len(edge.attributes):
+            edge = edge._replace(output_ref=None if stale else edge.output_ref, attributes=kept)
+            self.storage[edge.input_ref] = edge
+        return edge
 
 
 class FreshBijector(tfp.bijectors.Bijector):
@@ -13,10 +36,12 @@ class FreshBijector(tfp.bijectors.Bijector):
     answers the next call with the same tensor from its cache. With variables the cache goes stale: after an assignment
     log_prob(x) mixes old log-determinants with new values; under a `tf.GradientTape` a value from before the tape has no
     gradient, and the result is silently wrong; a value from another graph cannot be used at all. So the hash of this bijector
-    covers all three: the values of the variables, the tape and the graph. log_prob still gets from the cache what it needs: it
-    saves a second inverse. Inside a graph an assignment is noticed if it consumes the variable; a second tape opened inside
-    the first is not noticed.
+    covers all three: the values of the variables, the tape and the graph, and `TapeCache` looks at the input. log_prob still
+    gets from the cache what it needs: it saves a second inverse. Inside a graph an assignment is noticed if it consumes the
+    variable; a second tape opened inside the first is not noticed.
     """
+
+    _cache = TapeCache()
 
     def __hash__(self) -> int:
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -76,10 +101,15 @@ def _recording() -> bool:
     return bool(record.could_possibly_record())
 
 
-def _recorded(tensor: tf.Tensor) -> bool:
-    """Whether an active tape has recorded this tensor. If unknown, assume not."""
+def _recorded(nest: Any, unknown: bool = False) -> bool:
+    """Whether an active tape has recorded all of these tensors. If unknown, assume not."""
     try:
         from tensorflow.python.eager import record
     except ImportError:
-        return False
-    return bool(record.should_record_backprop([tensor]))
+        return unknown
+    return all(record.should_record_backprop([tensor]) for tensor in tf.nest.flatten(nest))
+
+
+def _follows(nest: Any) -> bool:
+    """Whether an active tape may differentiate with respect to these tensors, or to what they come from."""
+    return any(_recorded(tensor, unknown=True) for tensor in tf.nest.flatten(nest))
