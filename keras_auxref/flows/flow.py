@@ -135,7 +135,7 @@ class Flow(FlowModel):
         check_varies(x, self.compute_dtype)
         self.flow.initialize(x, context=self._rows(context, x))
 
-    def check_data(self, x: Tensor, first: bool = False) -> None:
+    def check_data(self, x: Tensor) -> None:
         check_vectors(x, self.d)
 
     def as_events(self, x: Tensor) -> Tensor:

@@ -180,6 +180,7 @@ class Glow(FlowModel):
     def initialize(self, x: Tensor, context: Tensor | None = None) -> None:
         """Starts every ActNorm from these images; a few hundred are enough. The first `fit` does this with its first images."""
         images = self._images(x)
+        image_data.warn_if_dark(images, self.bits)
         noise = uniform(keras.ops.shape(images), EVALUATION_SEED, self.compute_dtype)
         self.flow.initialize(self._dequantised(images, noise)[0], context=self._rows(context, images))
 
@@ -190,12 +191,10 @@ class Glow(FlowModel):
             noise, log_q = self.dequantiser(nearest_values(images, self.bits, self.compute_dtype), noise)
         return dequantise(images, noise, self.bits, self.compute_dtype), log_q
 
-    def check_data(self, x: Tensor, first: bool = False) -> None:
+    def check_data(self, x: Tensor) -> None:
         """Refuses what is not a batch of images of this model, or has values out of range."""
         image_data.check_shape(x, self.image_shape)
         image_data.check_values(x, self.bits, image_data.levels(self.bits))
-        if first:
-            image_data.warn_if_dark(x, self.bits)
 
     def sure_to_fit(self, data: Data) -> bool:
         if not image_data.sure_to_fit(data, self.bits):

@@ -93,7 +93,7 @@ def warn_if_dark(x: Tensor, bits: int) -> None:
             f"The largest value of the first images is {most}, where pixels of bits={bits} reach {peak}: they are almost black. "
             f"If {most} means white, {advice}.",
             UserWarning,
-            stacklevel=5,
+            stacklevel=3,
         )
 
 

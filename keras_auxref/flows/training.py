@@ -56,8 +56,8 @@ class LikelihoodModel(keras.Model):
         """Starts from these data."""
         raise NotImplementedError
 
-    def check_data(self, x: Tensor, first: bool = False) -> None:
-        """Refuses data that do not fit the model; `first` means that training begins with them."""
+    def check_data(self, x: Tensor) -> None:
+        """Refuses data that do not fit the model."""
         raise NotImplementedError
 
     def sure_to_fit(self, data: Data) -> bool:
@@ -247,7 +247,7 @@ class LikelihoodModel(keras.Model):
             return data
         # All of an array, and of pairs of arrays; of anything else the first batch.
         whole = data if hasattr(data, "shape") or isinstance(data, tuple | list) else batch
-        self.check_data(inputs_of(whole), first=start)
+        self.check_data(inputs_of(whole))
         some, context = inputs_of(batch), None
         if self.condition:
             second = whole[1] if isinstance(whole, tuple | list) and len(whole) > 1 else None

@@ -120,8 +120,11 @@ def test_a_list_of_batches_is_not_taken_for_its_first(trained):
 
 def test_images_of_zeros_and_ones_are_told_from_images_of_bytes():
     dark = np.random.default_rng(0).integers(0, 2, (8, *SHAPE)).astype("uint8")
-    with pytest.warns(UserWarning, match=r"largest value of the first images is 1, .* reach 255: .*`bits=1`, or .* by 255"):
-        small().fit(dark, verbose=0)
+    message = r"largest value of the first images is 1, .* reach 255: .*`bits=1`, or .* by 255"
+    for start in (lambda model: model.fit(dark, verbose=0), lambda model: model.initialize(dark)):
+        with pytest.warns(UserWarning, match=message) as heard:
+            start(small())
+        assert len([warning for warning in heard if "largest value" in str(warning.message)]) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         small(bits=1).fit(dark, verbose=0)
