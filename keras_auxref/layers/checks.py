@@ -6,15 +6,21 @@ from keras_auxref.invertible import require_built
 from keras_auxref.ops.checks import HALF, check_one_tensor, is_concrete
 from keras_auxref.typing import DType, Shape, Tensor
 
-__all__ = ["as_input", "at_least_float32", "has_value", "last_axis", "require_built", "require_floating", "require_precision"]
+__all__ = [
+    "as_input",
+    "at_least_float32",
+    "check_sequences",
+    "has_value",
+    "last_axis",
+    "require_built",
+    "require_floating",
+    "require_precision",
+]
 
 
 def last_axis(layer: keras.layers.Layer, input_shape: Shape) -> int:
     """d of an input of shape (batch, ..., d)."""
-    several = isinstance(input_shape, dict) or any(isinstance(n, tuple | list) for n in input_shape or ())
-    if input_shape is None or several:
-        received = None if input_shape is None else f"{len(input_shape)} inputs"
-        raise ValueError(f"{type(layer).__name__} takes one tensor. Expected shape (batch, ..., d). Received: {received}")
+    _check_one(layer, input_shape, "(batch, ..., d)")
     d = input_shape[-1] if len(input_shape) >= 2 else None
     if not d:
         raise ValueError(
@@ -22,6 +28,24 @@ def last_axis(layer: keras.layers.Layer, input_shape: Shape) -> int:
             f"Received: {tuple(input_shape)}"
         )
     return int(d)
+
+
+def check_sequences(layer: keras.layers.Layer, input_shape: Shape | None) -> None:
+    """Refuses what is not one tensor of shape (batch, time, features)."""
+    _check_one(layer, input_shape, "(batch, time, features)")
+    if input_shape is None or len(input_shape) != 3 or not input_shape[-1]:
+        raise ValueError(
+            f"{type(layer).__name__} needs sequences with a known number of features. Expected shape (batch, time, features), "
+            f"features ≥ 1. Received: {tuple(input_shape or ())}"
+        )
+
+
+def _check_one(layer: keras.layers.Layer, input_shape: Shape | None, expected: str) -> None:
+    """Refuses the shapes of several inputs, and none."""
+    several = isinstance(input_shape, dict) or any(isinstance(n, tuple | list) for n in input_shape or ())
+    if input_shape is None or several:
+        received = None if input_shape is None else f"{len(input_shape)} inputs"
+        raise ValueError(f"{type(layer).__name__} takes one tensor. Expected shape {expected}. Received: {received}")
 
 
 def has_value(weight: Tensor) -> bool:

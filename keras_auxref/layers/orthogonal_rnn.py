@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import keras
 
 from keras_auxref.kernels import KernelLike
-from keras_auxref.layers.checks import as_input
+from keras_auxref.layers.checks import as_input, check_sequences
 from keras_auxref.layers.modrelu import ModReLU
 from keras_auxref.layers.orthogonal_rnn_cell import OrthogonalRNNCell
 from keras_auxref.ops.activations import ACTIVATIONS
@@ -125,14 +125,16 @@ class OrthogonalRNN(keras.layers.RNN):
             unroll=unroll,
             **kwargs,
         )
-        self.input_spec = [keras.layers.InputSpec(ndim=3)]
+        self.input_spec = None  # until the layer is built: Keras' own check would print whole tensors
 
     @property
     def units(self) -> int:
         """The size of the state."""
         return self.cell.units
 
-    def build(self, sequences_shape: Shape, initial_state_shape: Shape | None = None) -> None:
+    def build(self, sequences_shape: Shape | None = None, initial_state_shape: Shape | None = None) -> None:
+        check_sequences(self, sequences_shape)
+        self.input_spec = [keras.layers.InputSpec(ndim=3)]
         # If an initial state is given, a trained one would get no gradient.
         self.cell.holds_initial_state = initial_state_shape is None
         super().build(sequences_shape, initial_state_shape)
@@ -143,9 +145,10 @@ class OrthogonalRNN(keras.layers.RNN):
     def call(
         self, sequences: Tensor, initial_state: list[Tensor] | None = None, mask: Tensor | None = None, training: bool = False
     ) -> Tensor:
+        sequences = as_input(self, sequences)
         if self.stateful and initial_state is None:
             initial_state = self._carried_state()
-        outputs = super().call(as_input(self, sequences), initial_state=initial_state, mask=mask, training=training)
+        outputs = super().call(sequences, initial_state=initial_state, mask=mask, training=training)
         if self.stateful:
             self.is_streaming.assign(True)
         return outputs

@@ -44,10 +44,13 @@ def unsqueezed_shape(shape: Any, factor: int, name: str) -> tuple[Any, ...]:
 
 
 def _image(shape: Any, name: str) -> tuple[Any, ...]:
-    shape = tuple(shape)
-    if len(shape) < 3:
-        raise ValueError(f"{name} needs images. Expected shape (..., height, width, channels). Received: {shape}")
-    return shape
+    several = isinstance(shape, dict) or any(isinstance(size, tuple | list) for size in shape or ())
+    if shape is None or several or len(shape) < 3 or (isinstance(shape[-1], int) and shape[-1] == 0):
+        received = f"{len(shape)} inputs" if several else shape if shape is None else tuple(shape)
+        raise ValueError(
+            f"{name} needs images with a channel or more. Expected shape (..., height, width, channels). Received: {received}"
+        )
+    return tuple(shape)
 
 
 def _times(size: Any, up: int, down: int) -> Any:

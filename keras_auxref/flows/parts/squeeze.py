@@ -43,14 +43,20 @@ class Squeeze(Invertible, keras.layers.Layer):
     def __init__(self, factor: int = 2, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
         self.factor = whole_number("factor", factor)
-        self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def build(self, input_shape: Shape) -> None:
         self.compute_output_shape(input_shape)
+        if len(input_shape) != 4:
+            raise ValueError(
+                f"{type(self).__name__} needs a batch of images. Expected shape (batch, height, width, channels). "
+                f"Received: {tuple(input_shape)}"
+            )
+        self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def call(self, inputs: Tensor) -> Tensor:
+        inputs = as_input(self, inputs)
         self.compute_output_shape(inputs.shape)
-        return squeeze(as_input(self, inputs), self.factor)
+        return squeeze(inputs, self.factor)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return squeezed_shape(input_shape, self.factor, type(self).__name__)
@@ -67,6 +73,7 @@ class Squeeze(Invertible, keras.layers.Layer):
     def log_det_jacobian(self, x: Tensor) -> Tensor:
         """0 for every image, shape `(batch,)`."""
         x = keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)
+        self.compute_output_shape(x.shape)
         return keras.ops.zeros_like(x[..., 0, 0, 0])
 
     def certificate(self) -> Certificate:
