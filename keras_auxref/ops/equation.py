@@ -69,8 +69,12 @@ def bracket_of_factors(factors: Factors) -> Bracket:
 
 
 def residual_of(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-    """‖f(x) − y‖/‖y‖ for rows and W with entries of order 1, (n, 1), with f(x) = x only where W x is exactly zero."""
-    difference = accurate_reflection(x, ops.ones_like(x[:, :1], dtype="bool"), w).y - y
+    """‖f(x) − y‖/‖y‖ for rows and W with entries of order 1, (..., n, 1), with f(x) = x only where W x is exactly zero."""
+    return relative(accurate_reflection(x, ops.ones_like(x[..., :1], dtype="bool"), w).y - y, y)
+
+
+def relative(difference: Tensor, y: Tensor) -> Tensor:
+    """The length of every row of a difference, divided by that of y."""
     return ops.sqrt(row_dot(difference, difference)) / nonzero(ops.sqrt(row_dot(y, y)))
 
 

@@ -126,20 +126,22 @@ class Rows:
     def coordinates(self, y: Tensor) -> tuple[Tensor, ...]:
         return y, row_dot(y, y), matmul(y, ops.transpose(self.w))
 
-    def _inverse(self, c: Tensor) -> Tensor:
+    def inverse(self, c: Tensor) -> Tensor:
+        """A⁻¹ for c of shape (..., 1)."""
         return inverse_by_qr(ops.eye(self.w.shape[0], dtype=self.w.dtype) - c[..., None] * self.w)
 
     def secular(self, c: Tensor, coordinates: tuple[Tensor, ...]) -> Secular:
         y, yy, wy = coordinates
-        inverse = self._inverse(c)
-        u = _apply(inverse, wy)
-        return secular_from_vectors(c, y, yy, u, _apply(inverse, u))
+        inverse = self.inverse(c)
+        u = apply(inverse, wy)
+        return secular_from_vectors(c, y, yy, u, apply(inverse, u))
 
     def solve(self, c: Tensor, b: Tensor) -> Tensor:
-        return _apply(self._inverse(c), b)
+        return apply(self.inverse(c), b)
 
 
-def _apply(matrices: Tensor, rows: Tensor) -> Tensor:
+def apply(matrices: Tensor, rows: Tensor) -> Tensor:
+    """A vector for every matrix."""
     return matmul(matrices, rows[..., None])[..., 0]
 
 

@@ -4,15 +4,15 @@ An x exists for every invertible W ("The inverse is a scalar equation" in docs/m
 in which rounding hides it: a root next to a pole, and an x close to the null space of W.
 """
 
-import functools
+from collections.abc import Iterable
 
 from keras import ops
 
 from keras_auxref.ops import backend
-from keras_auxref.ops.equation import ACCEPTED, Equation, Found, residual_of
+from keras_auxref.ops.equation import ACCEPTED, Equation, Found, relative, residual_of
 from keras_auxref.ops.point import jacobian_solve
 from keras_auxref.ops.point_rows import RowPoint
-from keras_auxref.ops.resolvent import Rows
+from keras_auxref.ops.resolvent import Rows, apply
 from keras_auxref.ops.rows import dtype_of, matmul, nonzero, row_dot, size_of
 from keras_auxref.typing import Tensor
 
@@ -40,18 +40,24 @@ def in_rows(equation: Equation, y: Tensor, null: Tensor, before: Found) -> Found
 
     def polish(x: Tensor) -> tuple[Tensor]:
         point = RowPoint(x, ~null, w)
-        return (_closer(x, x - jacobian_solve(point, point.forward.y - rows), rows, w),)
+        difference = point.forward.y - rows
+        moved = x - jacobian_solve(point, difference)
+        return (_best((x, moved), (relative(difference, rows), residual_of(moved, rows, w))),)
 
     def attempt(count: Tensor, x: Tensor, c: Tensor, steps: Tensor, good: Tensor) -> tuple[Tensor, ...]:
         again = count > 0
         settled = ops.logical_or(null, good)
         root = outwards.root(rows, wy, settled, resolvent, ops.where(again, 0.0, start), rising=again)
-        at, low, high = (rows + c * resolvent.solve(c, wy) for c in (root.c, root.low, root.high))
-        v = _near_null(root.c, resolvent, rows)
+        # All points in one tensor, with an axis in front, so that a graph has every operation once: it is sooner compiled.
+        points = ops.stack([root.c, root.low, root.high])
+        inverses = resolvent.inverse(points)
+        at, low, high = ops.unstack(rows + points * apply(inverses, wy), 3)
+        v = _near_null(inverses[0], rows)
         away = at - row_dot(at, v) * v
         far = ops.sqrt(row_dot(rows, rows)) * v
-        candidates = (_between(low, high, rows), _between(away, away + far, rows), _between(away, away - far, rows))
-        found = functools.reduce(lambda a, b: _closer(a, b, rows, w), (*candidates, ops.cast(x, exact)), at)
+        between = _between(ops.stack([low, away, away]), ops.stack([high, away + far, away - far]), rows)
+        candidates = ops.concatenate([at[None], between, ops.cast(x, exact)[None]])
+        found = _best(ops.unstack(candidates, 5), ops.unstack(residual_of(candidates, rows, w), 5))
         if w.shape[0] > 1:
             (found,) = ops.while_loop(lambda x: True, polish, (found,), maximum_iterations=_POLISH)
         x = ops.where(good, x, ops.cast(found, dtype))
@@ -67,19 +73,23 @@ def in_rows(equation: Equation, y: Tensor, null: Tensor, before: Found) -> Found
     return Found(x, steps, c, good)
 
 
-def _near_null(c: Tensor, resolvent: Rows, y: Tensor) -> Tensor:
+def _near_null(inverse: Tensor, y: Tensor) -> Tensor:
     """The direction in which (I − cW)⁻¹ is largest, of length 1, as accurate as two steps of inverse iteration make it."""
-    v = ops.cos(ops.cumsum(ops.ones_like(y), axis=-1))  # a vector without any structure that W might share
+    # A vector without any structure that W might share. On PyTorch, Keras' cumsum has float32 whatever the dtype.
+    v = ops.cast(ops.cos(ops.cumsum(ops.ones_like(y), axis=-1)), y.dtype)
     for _ in range(2):
-        v = resolvent.solve(c, v)
+        v = apply(inverse, v)
         v = ops.where(ops.isfinite(v), v, 0.0) / size_of(v)
     return v / nonzero(ops.sqrt(row_dot(v, v)))
 
 
-def _closer(a: Tensor, b: Tensor, y: Tensor, w: Tensor) -> Tensor:
-    """The better of two candidates; if one is NaN, the other."""
-    first, second = residual_of(a, y, w), residual_of(b, y, w)
-    return ops.where(ops.logical_or(second < first, ops.isnan(first)), b, a)
+def _best(candidates: Iterable[Tensor], residuals: Iterable[Tensor]) -> Tensor:
+    """For every row, the candidate with the smallest residual; one without a NaN, if there is one."""
+    (best, least), *others = zip(candidates, residuals, strict=True)
+    for candidate, residual in others:
+        better = ops.logical_or(residual < least, ops.isnan(least))
+        best, least = ops.where(better, candidate, best), ops.where(better, residual, least)
+    return best
 
 
 def _between(low: Tensor, high: Tensor, y: Tensor) -> Tensor:

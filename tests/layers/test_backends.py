@@ -57,6 +57,7 @@ for kernel in ("free", "spectral", "relaxed_cayley"):
         )
         if kernel != "free":
             found[f"{kernel} is certified in {dtype}"] = layer.certificate().invertible
+found["information about arrays"] = bool(keras_auxref.ops.inverse_with_info(np.ones((2, 2)), np.diag([1.0, 1.5])).certified)
 from pathlib import Path
 import re
 masked = layers.OrthogonalRNN(3)
