@@ -2,7 +2,7 @@
 
     python -m pip install -r benchmarks/requirements-peers.txt    # zuko and normflows, on torch
     python -m benchmarks.peers --quick                             # a smoke run
-    python -m benchmarks.peers --resume                            # likelihoods; goes on where it was stopped
+    python -m benchmarks.peers --resume --minutes 5                # likelihoods; goes on where it was stopped
     python -m benchmarks.peers --time                              # seconds, in a file of their own: needs a quiet machine
 
 * `flow` is `Flow(d)` as it is by default, with splines and `conv`; `flow, aux_factored`, … has another mixing, and with
@@ -16,7 +16,9 @@ weights after the last step count. Log-likelihoods are in nats per vector, of th
 """
 
 import argparse
+import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -32,8 +34,9 @@ from benchmarks import densities, report
 from experiments.harness import cli
 
 STEPS, HIDDEN, BINS, BATCH, RATE, MAX_NORM = 4, 64, 8, 256, 1e-3, 50.0
+PACKAGES = ("flow", "zuko", "normflows")
 MIXINGS = ("none", "permutation", "aux_factored", "aux_conv")
-MODELS = ("flow", "zuko", "normflows", *(f"flow, {mixing}" for mixing in MIXINGS))
+MODELS = (*PACKAGES, *(f"flow, {mixing}" for mixing in MIXINGS))
 TRAINING_STEPS = {**dict.fromkeys(densities.PLANE, 1000), "digits": 500}
 TIMED = {"flow, JAX": "jax", "flow, TensorFlow": "tensorflow", "flow, XLA": "tensorflow", "zuko": "torch", "normflows": "torch"}
 
@@ -136,10 +139,13 @@ def seconds(name: str, d: int, quick: bool) -> dict[str, Any]:
     return {"model": name, "d": d, "first_step_seconds": round(stamps[0] - started, 2), "step_milliseconds": round(1e3 * step, 2)}
 
 
-def in_a_process(backend: str, jobs: list[list[Any]], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The results of jobs, one after the other in one process on this backend."""
+def in_a_process(
+    backend: str, jobs: list[list[Any]], args: argparse.Namespace, until: float = math.inf
+) -> Iterator[dict[str, Any]]:
+    """The results of jobs, one after the other in one process on this backend. None begins after `until` (`time.time`)."""
     environment = {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-m", "benchmarks.peers", "--jobs", json.dumps(jobs), *(["--quick"] if args.quick else [])]
+    command = [sys.executable, "-m", "benchmarks.peers", "--jobs", json.dumps(jobs), "--until", str(until)]
+    command += ["--quick"] if args.quick else []
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -150,16 +156,19 @@ def in_a_process(backend: str, jobs: list[list[Any]], args: argparse.Namespace) 
 
 
 def compare(args: argparse.Namespace, path: Path) -> None:
-    """All likelihoods that the file does not have, the first seed of everything first."""
+    """All likelihoods that the file does not have: those of packages, then those of mixings, the first seed of each first."""
     runs = json.loads(path.read_text())["runs"] if args.resume and path.exists() else []
     done = {(run["density"], run["model"], run["seed"]) for run in runs}
-    for seed in range(args.seeds):
-        for model in args.models:
-            jobs = [["likelihood", model, name, seed] for name in args.densities if (name, model, seed) not in done]
-            for run in in_a_process("jax" if model.startswith("flow") else "torch", jobs, args) if jobs else ():
-                runs.append(run)
-                print(f"{run['density']}, {model}, seed {seed}: {run['test_log_likelihood']:.3f}", flush=True)
-                report.write(args, {"settings": settings(), "runs": runs, "summary": summary(runs)})
+    until = time.time() + 60 * args.minutes
+    order = sorted(itertools.product(range(args.seeds), args.models), key=lambda pair: pair[1] not in PACKAGES)
+    for seed, model in order:
+        jobs = [["likelihood", model, name, seed] for name in args.densities if (name, model, seed) not in done]
+        if not jobs or time.time() > until:
+            continue
+        for run in in_a_process("jax" if model.startswith("flow") else "torch", jobs, args, until):
+            runs.append(run)
+            print(f"{run['density']}, {model}, seed {seed}: {run['test_log_likelihood']:.3f}", flush=True)
+            report.write(args, {"settings": settings(), "runs": runs, "summary": summary(runs)})
     rows = summary(runs)
     heads = ("density", "model", "seeds", "test log-likelihood", "weights")
     print(cli.table(heads, [[row["density"], row["model"], str(row["seeds"]), spread(row), str(row["weights"])] for row in rows]))
@@ -203,7 +212,8 @@ def main() -> None:
     if args.jobs:
         work: dict[str, Callable[..., dict[str, Any]]] = {"likelihood": likelihood, "seconds": seconds}
         for what, *rest in json.loads(args.jobs):
-            print(json.dumps(work[what](*rest, args.quick)), flush=True)
+            if time.time() < args.until:
+                print(json.dumps(work[what](*rest, args.quick)), flush=True)
         return
     name = "peers-time" if args.time else "peers"
     args.output = args.output or (report.QUICK if args.quick else report.RESULTS) / f"{name}.json"
@@ -218,7 +228,9 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--densities", nargs="+", choices=densities.DENSITIES, default=densities.DENSITIES, metavar="NAME")
     p.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, metavar="NAME", help=", ".join(map(repr, MODELS)))
     p.add_argument("--resume", action="store_true", help="keep the runs of the results file, and run what is missing")
+    p.add_argument("--minutes", type=float, default=math.inf, metavar="N", help="begin no run after so long")
     p.add_argument("--jobs", help=argparse.SUPPRESS)
+    p.add_argument("--until", type=float, default=math.inf, help=argparse.SUPPRESS)
     return p.parse_args()
 
 

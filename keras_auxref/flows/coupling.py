@@ -1,9 +1,11 @@
 """The coupling of every step of a flow: NICE's, RealNVP's and Glow's, that of Flow++, and neural splines."""
 
+from typing import Any
+
 import keras
 
 from keras_auxref.flows.chain import check_template
-from keras_auxref.flows.copies import clone
+from keras_auxref.flows.copies import clone, serialized
 from keras_auxref.flows.mixing import Part, as_template
 from keras_auxref.flows.parts import AdditiveCoupling, AffineCoupling, LogisticMixtureCoupling, SplineCoupling
 from keras_auxref.flows.parts.coupling import Coupling
@@ -18,6 +20,9 @@ _LAYERS = {
 }
 COUPLINGS = tuple(_LAYERS)
 
+SPLINE_BOUND = 3.0
+"""The `bound` of the splines that the name `"spline"` stands for. It was 4, and configurations did not state it."""
+
 
 def check_coupling(coupling: Part | Config) -> Part:
     """A name of `COUPLINGS`, or a template: an invertible layer that has not been built."""
@@ -30,6 +35,22 @@ def check_coupling(coupling: Part | Config) -> Part:
             f"Unknown coupling. Expected one of {list(COUPLINGS)}, or an invertible Keras layer. Received: {coupling!r}"
         )
     return check_template(coupling, "coupling")
+
+
+def coupling_config(coupling: Part) -> Config:
+    """The part of a flow's configuration that is about its coupling: its name and what that stands for, or a template."""
+    if not isinstance(coupling, str):
+        return {"coupling": serialized(coupling)}
+    return {"coupling": coupling, **({"spline_bound": SPLINE_BOUND} if coupling == "spline" else {})}
+
+
+def coupling_of_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a flow from its configuration, with the coupling that its name stood for when it was saved."""
+    config = dict(config)
+    bound = config.pop("spline_bound", 4.0)
+    if config.get("coupling") == "spline" and bound != SPLINE_BOUND:
+        config["coupling"] = SplineCoupling(hidden=config.get("hidden", 64), bound=bound)
+    return config
 
 
 def coupling_template(coupling: Part, hidden: int, dtype: DType, context: int | None = None) -> keras.layers.Layer:

@@ -8,7 +8,7 @@ import keras
 from keras_auxref.certificate import Certificate
 from keras_auxref.flows.conditions import Condition
 from keras_auxref.flows.copies import Hidden
-from keras_auxref.flows.coupling import check_coupling, coupling_template
+from keras_auxref.flows.coupling import check_coupling, coupling_config, coupling_of_config, coupling_template
 from keras_auxref.flows.mixing import Part, check_mixing, mixing_template
 from keras_auxref.flows.model import FlowModel, Signatures, log_normal
 from keras_auxref.flows.steps import each_mixing, flow_steps
@@ -161,13 +161,14 @@ class Flow(FlowModel):
         return self.signatures("x", (self.d,))
 
     def get_config(self) -> Config:
-        parts = {"mixing": self.mixing, "coupling": self.coupling}
+        mixing = self.mixing if isinstance(self.mixing, str) else keras.saving.serialize_keras_object(self.mixing)
         return {
             **super().get_config(),
             "d": self.d,
             "steps": self.steps,
             "hidden": self.hidden,
-            **{k: part if isinstance(part, str) else keras.saving.serialize_keras_object(part) for k, part in parts.items()},
+            "mixing": mixing,
+            **coupling_config(self.coupling),
             "context": self.condition.size,
             "classes": self.condition.classes,
             "seed": self.seed,
@@ -176,4 +177,4 @@ class Flow(FlowModel):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, object] | None = None) -> Self:
-        return cls(**config)
+        return cls(**coupling_of_config(config))

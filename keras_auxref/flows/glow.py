@@ -9,6 +9,7 @@ from keras_auxref.certificate import Certificate
 from keras_auxref.flows import images as image_data
 from keras_auxref.flows.batches import spec_of
 from keras_auxref.flows.conditions import Condition
+from keras_auxref.flows.coupling import coupling_config, coupling_of_config
 from keras_auxref.flows.dequantisation import VariationalDequantisation, check_dequantisation
 from keras_auxref.flows.diagnostics import Branches, branches
 from keras_auxref.flows.mixing import Part
@@ -327,7 +328,8 @@ class Glow(FlowModel):
             "image_shape": self.image_shape,
             "bits": self.bits,
             "squash": self.squash,
-            **{key: flow[key] for key in ("levels", "steps", "hidden", "mixing", "seed", "coupling", "unroll", "remat", "prior")},
+            **{key: flow[key] for key in ("levels", "steps", "hidden", "mixing", "seed", "unroll", "remat", "prior")},
+            **coupling_config(self.flow.coupling),
             "dequantisation": self.dequantisation,
             "context": self.condition.size,
             "classes": self.condition.classes,
@@ -340,7 +342,7 @@ class Glow(FlowModel):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, object] | None = None) -> "Glow":
-        return cls(**config)
+        return cls(**coupling_of_config(config))
 
 
 def _checked_shape(image_shape: tuple[int, int, int]) -> tuple[int, int, int]:

@@ -3,14 +3,14 @@
 import math
 import random
 from collections.abc import Callable
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Self, Unpack
 
 import keras
 
 from keras_auxref.certificate import Certificate
 from keras_auxref.flows.chain import summed_to
 from keras_auxref.flows.copies import Hidden, serialized
-from keras_auxref.flows.coupling import check_coupling, coupling_template
+from keras_auxref.flows.coupling import check_coupling, coupling_config, coupling_of_config, coupling_template
 from keras_auxref.flows.mixing import Part, check_mixing, mixing_template
 from keras_auxref.flows.parts import AffineCoupling, Squeeze
 from keras_auxref.flows.parts.prior import GaussianPrior, split_prior
@@ -248,12 +248,16 @@ class MultiScale(Invertible, keras.layers.Layer):
             "mixing": _serialized(self.mixing),
             "squash": self.logit.squash,
             "seed": self.seed,
-            "coupling": _serialized(self.coupling),
+            **coupling_config(self.coupling),
             "unroll": self.unroll,
             "remat": self.remat,
             "context": self.context,
             "prior": self.prior,
         }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        return cls(**coupling_of_config(config))
 
 
 def _serialized(part: Part) -> str | Config:

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_auxref import Glow
+from keras_auxref import Flow, Glow
 
 FILES = Path(__file__).parent / "files"
 
@@ -44,3 +44,20 @@ def test_a_checkpoint_loads(reference, tmp_path):
     again = Glow((8, 8, 1), levels=2, steps=2, hidden=4, mixing=mixing)
     again.load_weights(tmp_path / "new.weights.h5")
     np.testing.assert_allclose(again.log_prob(reference["images"]), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("make", [lambda: Flow(2, steps=1, hidden=4), lambda: Glow((4, 4, 1), 1, 1, 4, coupling="spline")])
+def test_splines_of_old_files_keep_their_bound(make):
+    """By their name alone, without `spline_bound`, they had tails from 4 on."""
+    model = make()
+    config = model.get_config()
+    assert config["coupling"] == "spline"
+    assert _coupling(type(model).from_config(config)).bound == config.pop("spline_bound") == 3
+    old = type(model).from_config(config)
+    assert (_coupling(old).bound, _coupling(old).hidden) == (4, 4)
+    assert _coupling(type(model).from_config(old.get_config())).bound == 4
+
+
+def _coupling(model):
+    steps = model.flow if isinstance(model, Flow) else model.flow.steps_of_levels[0]
+    return steps.template().layers[-1]

@@ -42,7 +42,7 @@ class SplineCoupling(Coupling):
             for `AffineCoupling`, so that the coupling starts as the identity.
         hidden: Channels of the hidden layers of the default network.
         bins: The number of bins, 2 or more.
-        bound: Where the tails begin. ActNorm before the coupling puts almost all data within 4.
+        bound: Where the tails begin. ActNorm before the coupling puts almost all data within 3, and all bins are there.
         slope_bound: The bound on |log s|.
         context: See `AffineCoupling`.
         norm: See `AffineCoupling`.
@@ -71,7 +71,7 @@ class SplineCoupling(Coupling):
         network: keras.layers.Layer | None = None,
         hidden: int = 64,
         bins: int = 8,
-        bound: float = 4.0,
+        bound: float = 3.0,
         slope_bound: float = 2.0,
         **kwargs: Unpack[CouplingArguments],
     ) -> None:
