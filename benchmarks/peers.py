@@ -34,9 +34,8 @@ from benchmarks import densities, report
 from experiments.harness import cli
 
 STEPS, HIDDEN, BINS, BATCH, RATE, MAX_NORM = 4, 64, 8, 256, 1e-3, 50.0
-PACKAGES = ("flow", "zuko", "normflows")
 MIXINGS = ("none", "permutation", "aux_factored", "aux_conv")
-MODELS = (*PACKAGES, *(f"flow, {mixing}" for mixing in MIXINGS))
+MODELS = ("flow", "zuko", "normflows", *(f"flow, {mixing}" for mixing in MIXINGS))
 TRAINING_STEPS = {**dict.fromkeys(densities.PLANE, 1000), "digits": 500}
 TIMED = {"flow, JAX": "jax", "flow, TensorFlow": "tensorflow", "flow, XLA": "tensorflow", "zuko": "torch", "normflows": "torch"}
 
@@ -132,11 +131,23 @@ def seconds(name: str, d: int, quick: bool) -> dict[str, Any]:
     """The first step, from before the model is made, and the median of later ones. Imports do not count."""
     batches = np.random.default_rng(0).normal(size=(4 if quick else 104, BATCH, d)).astype("float32")
     xla, stamps = name.endswith("XLA"), []
-    trained(name, batches[:2, :, :1].repeat(3, axis=-1), 0, lambda: None) if not name.startswith("flow") else None  # imports
+    _import(name, batches)
     started = time.perf_counter()
     trained(name, batches, 0, lambda: stamps.append(time.perf_counter()), xla=xla)
     step = statistics.median(np.diff(stamps)[2:].tolist())
     return {"model": name, "d": d, "first_step_seconds": round(stamps[0] - started, 2), "step_milliseconds": round(1e3 * step, 2)}
+
+
+def _import(name: str, batches: np.ndarray) -> None:
+    """Imports what a model needs. torch also starts its threads; a second `Flow` would find compiled functions of the first."""
+    if name.startswith("flow"):
+        import keras
+
+        import keras_auxref  # noqa: F401
+
+        keras.utils.set_random_seed(0)  # which imports TensorFlow, on every backend
+    else:
+        trained(name, batches[:2, :, :1].repeat(3, axis=-1), 0, lambda: None)
 
 
 def in_a_process(
@@ -156,18 +167,18 @@ def in_a_process(
 
 
 def compare(args: argparse.Namespace, path: Path) -> None:
-    """All likelihoods that the file does not have: those of packages, then those of mixings, the first seed of each first."""
+    """All likelihoods that the file does not have: those of packages, then those of mixings, one process for each model."""
     runs = json.loads(path.read_text())["runs"] if args.resume and path.exists() else []
     done = {(run["density"], run["model"], run["seed"]) for run in runs}
     until = time.time() + 60 * args.minutes
-    order = sorted(itertools.product(range(args.seeds), args.models), key=lambda pair: pair[1] not in PACKAGES)
-    for seed, model in order:
-        jobs = [["likelihood", model, name, seed] for name in args.densities if (name, model, seed) not in done]
+    for model in sorted(args.models, key=MODELS.index):
+        pairs = itertools.product(range(args.seeds), args.densities)
+        jobs = [["likelihood", model, name, seed] for seed, name in pairs if (name, model, seed) not in done]
         if not jobs or time.time() > until:
             continue
         for run in in_a_process("jax" if model.startswith("flow") else "torch", jobs, args, until):
             runs.append(run)
-            print(f"{run['density']}, {model}, seed {seed}: {run['test_log_likelihood']:.3f}", flush=True)
+            print(f"{run['density']}, {model}, seed {run['seed']}: {run['test_log_likelihood']:.3f}", flush=True)
             report.write(args, {"settings": settings(), "runs": runs, "summary": summary(runs)})
     rows = summary(runs)
     heads = ("density", "model", "seeds", "test log-likelihood", "weights")
