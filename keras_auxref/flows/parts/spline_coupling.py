@@ -42,7 +42,7 @@ class SplineCoupling(Coupling):
             for `AffineCoupling`, so that the coupling starts as the identity.
         hidden: Channels of the hidden layers of the default network.
         bins: The number of bins, 2 or more.
-        bound: Where the tails begin. ActNorm before the coupling puts almost all data within 3, and all bins are there.
+        bound: Where the tails begin. ActNorm before the coupling puts almost all data within 3, where all bins are.
         slope_bound: The bound on |log s|.
         context: See `AffineCoupling`.
         norm: See `AffineCoupling`.
