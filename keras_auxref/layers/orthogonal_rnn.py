@@ -125,7 +125,9 @@ class OrthogonalRNN(keras.layers.RNN):
             unroll=unroll,
             **kwargs,
         )
-        self.input_spec = None  # until the layer is built: Keras' own check would print whole tensors
+        self.input_spec: list[keras.layers.InputSpec] | None = (
+            None  # until the layer is built: Keras' own check would print whole tensors
+        )
 
     @property
     def units(self) -> int:

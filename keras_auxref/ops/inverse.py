@@ -12,6 +12,7 @@ From the outside in:
 * `secular.py`: Newton's method on the scalar equation itself. `resolvent.py` evaluates it.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 from keras import ops
@@ -96,8 +97,8 @@ def inverse(
     """
     y, w, dtype = prepare(y, w, "y")
     constants, possible, proven = _prepared(w, symmetric, factors, near)
-    static = {"possible": possible, "proven": proven, "max_steps": max_steps}
-    return ops.cast(map_rows(lambda rows: differentiable_inverse(rows, w, constants, **static), y), dtype)
+    solve = functools.partial(differentiable_inverse, possible=possible, proven=proven, max_steps=max_steps)
+    return ops.cast(map_rows(lambda rows: solve(rows, w, constants), y), dtype)
 
 
 def inverse_with_info(
