@@ -9,7 +9,7 @@ from keras_auxref import AuxReflection
 WAYS = [
     pytest.param(("free", False), id="free"),
     pytest.param(("spectral", False), id="spectral"),
-    pytest.param(("spectral", True), id="XLA", marks=pytest.mark.slow),
+    pytest.param(("spectral", True), id="XLA", marks=[pytest.mark.slow, pytest.mark.exhaustive]),
 ]
 
 
