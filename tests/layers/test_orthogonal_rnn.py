@@ -392,7 +392,7 @@ def test_one_reflection_starts_without_vanishing_too() -> None:
 def test_errors() -> None:
     with pytest.raises(ValueError, match="Unknown transition"):
         OrthogonalRNN(4, "svd")
-    with pytest.raises(ValueError, match="expected ndim=3"):
+    with pytest.raises(ValueError, match=r"Expected shape \(batch, time, features\), features ≥ 1. Received: \(2, 3\)"):
         OrthogonalRNN(4)(random(2, 3))
 
 

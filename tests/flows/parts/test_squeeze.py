@@ -33,7 +33,7 @@ def test_errors():
         keras.Sequential([keras.Input((4, 5, 1)), Squeeze()])
     with pytest.raises(ValueError, match=r"Expected a multiple of 4. Received: 6"):
         Squeeze().inverse(np.zeros((1, 2, 2, 6)))
-    with pytest.raises(ValueError, match="expected ndim=4, found ndim=2"):
+    with pytest.raises(ValueError, match=r"Expected shape \(..., height, width, channels\). Received: \(2, 4\)"):
         Squeeze()(np.zeros((2, 4)))
     with pytest.raises(ValueError, match="Expected 1, 2, 3, … Received: 0"):
         Squeeze(0)
