@@ -21,11 +21,11 @@ from keras_auxref.ops.search import search
 from keras_auxref.typing import Tensor
 
 
-def differentiable_inverse(y: Tensor, w: Tensor, constants: Any, *, possible: tuple[int, ...], **static: Any) -> Tensor:
+def differentiable_inverse(y: Tensor, w: Tensor, constants: Any, possible: tuple[int, ...], max_steps: int) -> Tensor:
     """x with the gradient of the implicit function theorem: for a cotangent g, gy = J⁻ᵀg and gW = −(∂f/∂W)ᵀ J⁻ᵀg."""
 
     def forward(y: Tensor, w: Tensor, constants: Any) -> tuple[Tensor, Tensor]:
-        x = backend.shared(search, y, w, constants, rows=1, possible=possible, **static)[0]
+        x = backend.shared(search, y, w, constants, rows=1, possible=possible, max_steps=max_steps)[0]
         return x, x
 
     def backward(g: Tensor, x: Tensor, y: Tensor, w: Tensor, constants: Any) -> Any:
@@ -34,7 +34,7 @@ def differentiable_inverse(y: Tensor, w: Tensor, constants: Any, *, possible: tu
 
     def reference(g: Tensor, y: Tensor, w: Tensor, constants: Any) -> Any:
         # The function itself, whose first derivative is known.
-        x = differentiable_inverse(y, w, constants, possible=possible, **static)
+        x = differentiable_inverse(y, w, constants, possible, max_steps)
         transposed = ops.swapaxes(jacobian(x, w), -1, -2)
         t = ops.solve(transposed, g[..., None])[..., 0]
         return t, -backend.vjp(lambda w: reflection(x, w).y)(t, w)[0]

@@ -12,7 +12,6 @@ From the outside in:
 * `secular.py`: Newton's method on the scalar equation itself. `resolvent.py` evaluates it.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 from keras import ops
@@ -20,10 +19,10 @@ from keras import ops
 from keras_auxref.ops import backend
 from keras_auxref.ops.checks import prepare
 from keras_auxref.ops.equation import residual_in_wide
-from keras_auxref.ops.factors import SYMMETRIC, Factors, factors_of, routes_of
+from keras_auxref.ops.factors import Factors, factors_of, routes_of
 from keras_auxref.ops.implicit import differentiable_inverse
 from keras_auxref.ops.rows import map_rows
-from keras_auxref.ops.search import is_proven, search
+from keras_auxref.ops.search import search
 from keras_auxref.typing import Tensor
 
 
@@ -96,9 +95,8 @@ def inverse(
     True
     """
     y, w, dtype = prepare(y, w, "y")
-    constants, possible, proven = _prepared(w, symmetric, factors, near)
-    solve = functools.partial(differentiable_inverse, possible=possible, proven=proven, max_steps=max_steps)
-    return ops.cast(map_rows(lambda rows: solve(rows, w, constants), y), dtype)
+    constants, possible = _prepared(w, symmetric, factors, near)
+    return ops.cast(map_rows(lambda rows: differentiable_inverse(rows, w, constants, possible, max_steps), y), dtype)
 
 
 def inverse_with_info(
@@ -121,20 +119,19 @@ def inverse_with_info(
     """
     y, w, dtype = prepare(y, w, "y")
     y, w = ops.stop_gradient(y), ops.stop_gradient(w)
-    constants, possible, proven = _prepared(w, symmetric, factors, near)
+    constants, possible = _prepared(w, symmetric, factors, near)
 
     def run(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x, steps = backend.shared(search, rows, w, constants, rows=1, possible=possible, proven=proven, max_steps=max_steps)
+        x, steps = backend.shared(search, rows, w, constants, rows=1, possible=possible, max_steps=max_steps)
         return x, steps, backend.shared(residual_in_wide, x, rows, w, constants[0].scale, rows=2)
 
     x, steps, residual = map_rows(run, y)
     return Inverse(ops.cast(x, dtype), steps, residual, constants[0].bracket.certified)
 
 
-def _prepared(w: Tensor, symmetric: bool | None, factors: Factors | None, near: Any) -> tuple[Any, tuple[int, ...], bool]:
-    """(factors, near), which routes W may take, and whether W is known to be symmetric with a certificate."""
+def _prepared(w: Tensor, symmetric: bool | None, factors: Factors | None, near: Any) -> tuple[Any, tuple[int, ...]]:
+    """(factors, near), and which routes W may take."""
     if factors is None or factors.bracket is None:
         factors = factors_of(w, symmetric, bracket=True)
     near = None if near is None else ops.stop_gradient(ops.cast(near, backend.wide_dtype()))
-    possible = routes_of(factors, w, symmetric)
-    return (factors, near), possible, possible == (SYMMETRIC,) and is_proven(factors)
+    return (factors, near), routes_of(factors, w, symmetric)

@@ -9,15 +9,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import keras
-import numpy as np
 from keras import ops
 
 from keras_auxref.ops import backend
-from keras_auxref.ops.checks import is_concrete
 from keras_auxref.ops.diagonal import LARGEST_CONDITION
-from keras_auxref.ops.equation import Equation, Found, bracket_of_factors
-from keras_auxref.ops.factors import PAIRED, ROWS, SYMMETRIC, Factors
+from keras_auxref.ops.equation import Equation, Found
+from keras_auxref.ops.factors import PAIRED, ROWS, SYMMETRIC
 from keras_auxref.ops.reflect import central_coefficient, is_null, null_bound
 from keras_auxref.ops.rows import dtype_of, largest, matmul, power_of_two, size_of
 from keras_auxref.ops.search_basis import in_basis, in_eigenbasis
@@ -25,11 +22,11 @@ from keras_auxref.ops.search_rows import in_rows
 from keras_auxref.typing import Tensor
 
 
-def search(y: Tensor, w: Tensor, constants: Any, *, possible: tuple[int, ...], proven: bool, max_steps: int) -> Any:
+def search(y: Tensor, w: Tensor, constants: Any, *, possible: tuple[int, ...], max_steps: int) -> Any:
     """(x, steps) for rows, without gradients: up to three searches, each for the rows that the previous one did not solve.
 
     1. All rows together, in the basis of W and in their own dtype, until few are left. A certified symmetric W takes a
-       fixed number of steps instead, those of the factored reflection. Where `is_proven`, nothing else is compiled.
+       fixed number of steps instead, those of the factored reflection.
     2. In the basis of W and in float64, from where the first search ended.
     3. In float64 without a basis of W.
     """
@@ -61,9 +58,6 @@ def search(y: Tensor, w: Tensor, constants: Any, *, possible: tuple[int, ...], p
 
         return backend.only_rows(left, run, found, found.c, unit, null, found.x, found.steps)[0]
 
-    if proven:
-        found = in_eigenbasis(equation, unit, null)
-        return ops.where(null, unit, found.x) * size, found.steps[..., 0]
     if min(possible) <= PAIRED:
         found = together() if max(possible) <= PAIRED else ops.cond(factors.route <= PAIRED, together, lambda: found)
     if possible != (ROWS,) and dtype != exact:
@@ -71,13 +65,3 @@ def search(y: Tensor, w: Tensor, constants: Any, *, possible: tuple[int, ...], p
     found = remaining(found, functools.partial(in_rows, equation))
     rejected = ops.where(ops.logical_or(found.good, null), 0.0, float("nan"))
     return ops.where(null, unit, found.x + ops.cast(rejected, y.dtype)) * size, found.steps[..., 0]
-
-
-def is_proven(factors: Factors) -> bool:
-    """Whether a symmetric W is known now, outside graphs, to be certified: then the first search serves every row."""
-    certified = bracket_of_factors(factors).certified
-    if not (is_concrete(certified) and bool(certified)):
-        return False
-    # In NumPy: JAX would compile every operation.
-    magnitude = np.abs(keras.ops.convert_to_numpy(factors.a).reshape(-1)[: factors.w.shape[0]])
-    return bool(magnitude.max() <= LARGEST_CONDITION * magnitude.min())

@@ -12,12 +12,12 @@ from keras_auxref import Flow
 from tests.flows.support import disturb
 
 X = np.random.default_rng(0).normal(size=(8, 3))
-WAYS = {"float32": [{}], "float64": [{}, {"remat": True}, {"remat": "inverse"}]}
 
 
-def answers(dtype, **way):
+def answers(dtype, unroll):
     """z, log-determinants and samples; and after a training step all weights."""
-    model = Flow(3, steps=3, hidden=4, mixing="aux_factored", coupling="affine", seed=1, dtype=dtype, **way)
+    keras.utils.set_random_seed(0)
+    model = Flow(3, steps=3, hidden=4, mixing="aux_factored", coupling="affine", seed=1, dtype=dtype, unroll=unroll)
     x = X.astype(dtype)
     model.initialize(x)
     z, log_det = disturb(model).encode(x)
@@ -27,13 +27,11 @@ def answers(dtype, **way):
     return [np.asarray(value) for value in (*found, *model.trainable_variables)]
 
 
-def differences(dtype):
-    """The largest difference in units of the largest entry, for every way to run a loop."""
-    expected = answers(dtype, unroll=True)
-    for way in WAYS[dtype]:
-        found = answers(dtype, unroll=False, **way)
-        yield max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(found, expected, strict=True))
+def difference(dtype):
+    """The largest one, in units of the largest entry."""
+    found, expected = (answers(dtype, unroll) for unroll in (False, True))
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(found, expected, strict=True))
 
 
 if __name__ == "__main__":
-    print(json.dumps({dtype: list(differences(dtype)) for dtype in WAYS}))
+    print(json.dumps({dtype: difference(dtype) for dtype in ("float32", "float64")}))
