@@ -95,13 +95,14 @@ class Chain(Invertible, keras.layers.Layer):
             output_shape = layer.inverse_output_shape(output_shape)
         return output_shape
 
-    def initialize(self, x: Tensor, context: Tensor | None = None) -> None:
-        """Initialises every part that needs data, one layer after the other."""
+    def initialize(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """Initialises every part that needs data, one layer after the other; returns layer(x)."""
         x = keras.ops.convert_to_tensor(x, dtype=self.compute_dtype)
         for layer in self.layers:
             if hasattr(layer, "initialize"):
                 pass_on(layer.initialize, x, context=context)
             x = called(layer, x, context=context)
+        return x
 
     @property
     def initialized(self) -> bool:

@@ -19,6 +19,7 @@ from keras_auxref.flows.repeat import Repeat
 from keras_auxref.flows.steps import Visit, each_mixing, flow_steps, walk_mixings
 from keras_auxref.invertible import Invertible
 from keras_auxref.layers.checks import last_axis
+from keras_auxref.ops import backend
 from keras_auxref.ops.checks import whole_number
 from keras_auxref.package import PACKAGE
 from keras_auxref.typing import Config, LayerArguments, Shape, Tensor
@@ -199,7 +200,7 @@ class MultiScale(Invertible, keras.layers.Layer):
             x = steps(self.steps_of_levels[level], self.squeezes[level](x))
             x = prior(self.priors[level], x) if prior and self.priors else x
             if level < self.levels - 1:
-                x, done = keras.ops.split(x, [x.shape[-1] - x.shape[-1] // 2], axis=-1)
+                x, done = backend.split(x, [x.shape[-1] - x.shape[-1] // 2])
                 parts.append(_flat(done))
         return keras.ops.concatenate([*parts, _flat(x)], axis=-1)
 

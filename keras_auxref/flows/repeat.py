@@ -266,9 +266,9 @@ class Repeat(Freezable, Invertible, keras.layers.Layer):
     def _start(self, x: Tensor, context: Tensor | None, k: int) -> tuple[Tensor, list[Tensor]]:
         """The output of copy k for x, and its weights, after they were initialised from x."""
         with self._copy(k) as scope:
-            pass_on(self.template().initialize, x, context=context)
-            x = called(self.template(), x, context=context)
-        return x, [scope.get_current_value(variable) for variable in self.template().variables]
+            y = pass_on(self.template().initialize, x, context=context)
+            y = called(self.template(), x, context=context) if y is None else y
+        return y, [scope.get_current_value(variable) for variable in self.template().variables]
 
     @property
     def initialized(self) -> bool:

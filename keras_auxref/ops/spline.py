@@ -59,7 +59,7 @@ def spline_of(parameters: Tensor, bins: int, bound: float, slope_bound: float) -
     with β(p, b) = b·tanh(p/b). Bounded secants make the inverse accurate: x is known up to the rounding of y divided by the
     slope there, and heights that do not depend on the widths would allow slopes of 10⁻³ and less.
     """
-    shares, secants, bends = ops.split(parameters, [bins, 2 * bins], axis=-1)
+    shares, secants, bends = backend.split(parameters, [bins, 2 * bins])
     widths = ops.softmax(bounded(shares, SHARE_BOUND), axis=-1)
     heights = widths * ops.exp(bounded(secants, slope_bound / 2))
     # Both axes at once: two operations on small tensors cost twice as much as one on both.
@@ -153,8 +153,8 @@ def _bin_of(value: Tensor, knots: Tensor, through: Spline) -> _Bin:
 
 def _sides(values: Tensor) -> tuple[Tensor, Tensor]:
     """All but the last and all but the first entry. Parts of a split have a cheaper gradient than slices."""
-    before, _ = ops.split(values, [values.shape[-1] - 1], axis=-1)
-    _, after = ops.split(values, [1], axis=-1)
+    before, _ = backend.split(values, [values.shape[-1] - 1])
+    _, after = backend.split(values, [1])
     return before, after
 
 

@@ -7,6 +7,7 @@ import keras
 from keras_auxref.certificate import Certificate
 from keras_auxref.flows.parts.coupling import Coupling, CouplingArguments
 from keras_auxref.layers.checks import last_axis
+from keras_auxref.ops import backend
 from keras_auxref.ops.checks import whole_number
 from keras_auxref.ops.coupling import checked_bound, couple, coupling_sizes, splined, splined_inverse
 from keras_auxref.ops.spline import spline_parameters
@@ -87,7 +88,7 @@ class SplineCoupling(Coupling):
         self.own = self.add_weight(name="own", shape=(size * self.parameters_per_channel,), initializer="zeros", autocast=False)
 
     def forward_and_log_slope(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        a, b = keras.ops.split(x, [x.shape[-1] // 2], axis=-1)
+        a, b = backend.split(x, [x.shape[-1] // 2])
         a, first = self.move(a, self._own_parameters(x.dtype))
         y, second = couple(keras.ops.concatenate([a, b], axis=-1), self.network, self.move, context)
         return y, keras.ops.concatenate([first, second], axis=-1)
@@ -95,7 +96,7 @@ class SplineCoupling(Coupling):
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
         """x with layer(x, context) = y, with one pass of the network."""
         x = super().inverse(y, context)
-        a, b = keras.ops.split(x, [x.shape[-1] // 2], axis=-1)
+        a, b = backend.split(x, [x.shape[-1] // 2])
         return keras.ops.concatenate([self.move_back(a, self._own_parameters(x.dtype))[0], b], axis=-1)
 
     def _own_parameters(self, dtype: DType) -> Tensor:

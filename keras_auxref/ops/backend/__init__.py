@@ -7,7 +7,7 @@ differently.
 * Graphs: `shared` keeps them small, `only_rows` works on a few rows of a batch and `picks_rows` tells whether that saves time,
   `compiled` compiles a method of a model, `at_the_start` one that runs a few times, `outside_graphs` computes initial values,
   `is_concrete` and `inside_xla` tell how a function runs.
-* Numbers: `wide_dtype`, `as_tensor`, `kind_of`, `tanh`, `solve_upper`, `normal` and `uniform`.
+* Numbers: `wide_dtype`, `as_tensor`, `kind_of`, `tanh`, `split`, `solve_upper`, `normal` and `uniform`.
 * Loops: `Loop` is the recurrence, None if the backend has none; `squared`, `squared_vjp` and `expm` serve the closed form of the
   exponential.
 * Depth: `loop` runs equal steps as a loop and `prefers_loops` tells whether that is faster, `recomputed` and `together` save
@@ -51,6 +51,7 @@ recomputed = _of("recomputed")
 replicas = _of("replicas")
 shared = _of("shared")
 solve_upper = _of("solve_upper")
+split = _of("split")
 squared = _of("squared")
 squared_vjp = _of("squared_vjp")
 tanh = _of("tanh")

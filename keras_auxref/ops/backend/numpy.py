@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from typing import Any, TypeAlias, TypeVar
 
 import keras
@@ -73,6 +74,16 @@ def _numbers(values: Any) -> Any:
 def tanh(x: Tensor) -> Tensor:
     """tanh in the dtype of x: Keras' own passes float64 through float32 on JAX and torch."""
     return keras.ops.tanh(x)
+
+
+def split(x: Tensor, indices: list[int]) -> list[Tensor]:
+    """The parts of x before, between and after these places of the last axis."""
+    return keras.ops.split(x, indices, axis=-1)
+
+
+def sizes_between(x: Tensor, indices: list[int]) -> list[int]:
+    """The sizes of the parts of `split`."""
+    return [end - start for start, end in pairwise([0, *indices, x.shape[-1]])]
 
 
 def solve_upper(t: Tensor, b: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from keras_auxref.ops.backend._pfor import let_vectorise
 from keras_auxref.ops.backend._squaring import expm, squared, squared_vjp
 from keras_auxref.ops.backend._tape import inside_xla, vjp
 from keras_auxref.ops.backend._while import Loop
-from keras_auxref.ops.backend.numpy import Sizes
+from keras_auxref.ops.backend.numpy import Sizes, sizes_between
 from keras_auxref.typing import Tensor
 
 __all__ = ["Loop", "expm", "inside_xla", "squared", "squared_vjp", "vjp"]
@@ -79,6 +79,13 @@ def uniform(shape: Sizes, seed: Sizes, dtype: str) -> tf.Tensor:
 
 def _as_int64(seed: Sizes) -> tf.Tensor:
     return tf.cast(tf.convert_to_tensor(seed, dtype_hint=tf.int64), tf.int64)
+
+
+def split(x: Tensor, indices: list[int]) -> list[Tensor]:
+    """The parts of x before, between and after these places of the last axis. Keras computes their sizes with 20 nodes."""
+    if isinstance(x, keras.KerasTensor):
+        return keras.ops.split(x, indices, axis=-1)
+    return tf.split(x, sizes_between(x, indices), axis=-1)
 
 
 def closed_form(

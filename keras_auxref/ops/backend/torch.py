@@ -7,6 +7,7 @@ import keras
 import torch
 from torch.utils._pytree import tree_map
 
+from keras_auxref.ops.backend.numpy import sizes_between
 from keras_auxref.typing import Tensor
 
 T = TypeVar("T")
@@ -16,6 +17,13 @@ N = TypeVar("N")
 def tanh(x: Tensor) -> Tensor:
     """tanh in the dtype of x: Keras' own passes float64 through float32."""
     return keras.ops.tanh(x) if isinstance(x, keras.KerasTensor) else torch.tanh(x)
+
+
+def split(x: Tensor, indices: list[int]) -> list[Tensor]:
+    """The parts of x before, between and after these places of the last axis. Keras computes their sizes with tensors."""
+    if isinstance(x, keras.KerasTensor):
+        return keras.ops.split(x, indices, axis=-1)
+    return list(torch.split(keras.ops.convert_to_tensor(x), sizes_between(x, indices), dim=-1))
 
 
 def kind_of(tensor: object) -> str:
