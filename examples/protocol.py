@@ -1,6 +1,6 @@
 """TensorFlow Serving's REST protocol: paths, JSON to arrays, arrays to JSON, and a clear refusal of anything else.
 
-Nothing here knows of a server or of TensorFlow. The body of a prediction is
+Nothing here knows of a server; inputs are described by TensorFlow's TensorSpec. The body of a prediction is
 
     {"signature_name": optional, "instances": [row, …]}                    answered by {"predictions": [row, …]}
     {"signature_name": optional, "inputs": value, or {name: value, …}}     answered by {"outputs": value, or {name: value, …}}
@@ -34,17 +34,6 @@ class RequestError(Exception):
         return self.status, _json({"error": str(self)})
 
 
-class Tensor(NamedTuple):
-    """An input; None stands for any size, and a shape of None for any shape. Text has the dtype object."""
-
-    shape: tuple[int | None, ...] | None
-    dtype: np.dtype
-
-    def __str__(self) -> str:
-        dtype = "string" if self.dtype == object else self.dtype
-        return f"{dtype} of any shape" if self.shape is None else f"{dtype} of shape {self.shape}"
-
-
 class Request(NamedTuple):
     """What to compute: a signature and its inputs. `rows` tells which of the two formats to answer in."""
 
@@ -65,6 +54,12 @@ def route(method: str, path: str, models: Iterable[str]) -> tuple[str, str, str]
     return match[1], match[2] or "", what
 
 
+def check_dtypes(specs: Mapping[str, Any]) -> None:
+    """Refuse inputs and outputs of a model that JSON has no words for."""
+    if wrong := [spec.dtype.name for spec in specs.values() if np.dtype(spec.dtype.as_numpy_dtype).kind not in ALLOWED]:
+        raise ValueError(f"Expected signatures with numbers, truth values or text, received {wrong[0]}")
+
+
 def check_size(body: bytes) -> None:
     """Refuse what would take gigabytes as Python objects, before it is parsed: 31 MB of `[],` are ten million lists."""
     received = 1 + body.count(b",") + body.count(b"[") + 10 * body.count(b"{")  # at least as many as there are
@@ -72,7 +67,7 @@ def check_size(body: bytes) -> None:
         raise RequestError(f"Expected at most {MOST_PARTS} values and lists, an object counted as ten, received {received}.")
 
 
-def parse(body: bytes, signatures: Mapping[str, Mapping[str, Tensor]], max_batch: int) -> Request:
+def parse(body: bytes, signatures: Mapping[str, Mapping[str, Any]], max_batch: int) -> Request:
     """Read a prediction of at most `max_batch` rows for one of `signatures`, whose inputs are given, or refuse it."""
     try:
         content = json.loads(body)
@@ -125,7 +120,7 @@ def metadata(name: str, version: str, definitions: Mapping[str, Any]) -> bytes:
     return _json({"model_spec": spec, "metadata": {"signature_def": {"signature_def": definitions}}})
 
 
-def _columns(value: Any, inputs: Mapping[str, Tensor], rows: bool) -> dict[str, Any]:
+def _columns(value: Any, inputs: Mapping[str, Any], rows: bool) -> dict[str, Any]:
     """A value for each input, from rows or columns; that of an only input needs no name."""
 
     def checked(value: Any, where: str = "") -> dict[str, Any]:
@@ -135,7 +130,7 @@ def _columns(value: Any, inputs: Mapping[str, Tensor], rows: bool) -> dict[str, 
 
     if rows and (not isinstance(value, list) or not value):
         raise RequestError(f"Expected 'instances' to be a list with at least one row, received {_received(value)}.")
-    if rows and (scalars := [key for key, spec in inputs.items() if spec.shape == ()]):
+    if rows and (scalars := [key for key, spec in inputs.items() if spec.shape.rank == 0]):
         raise RequestError(f"Expected 'inputs' instead of 'instances', because there are no rows in {_quoted(scalars)}.")
     if rows and any(isinstance(row, dict) for row in value):
         named = [checked(row, f" in row {number}") for number, row in enumerate(value)]
@@ -143,25 +138,26 @@ def _columns(value: Any, inputs: Mapping[str, Tensor], rows: bool) -> dict[str, 
     return {next(iter(inputs)): value} if len(inputs) == 1 and not isinstance(value, dict) else checked(value)
 
 
-def _array(name: str, value: Any, spec: Tensor) -> np.ndarray:
+def _array(name: str, value: Any, spec: Any) -> np.ndarray:
     """The value of an input as an array, if it has its dtype and shape."""
-    found = np.array(value, object)
-    types, shape = set(map(type, found.ravel())), found.shape if spec.shape is None else spec.shape
+    found, dtype = np.array(value, object), np.dtype(spec.dtype.as_numpy_dtype)
+    types = set(map(type, found.ravel()))
     if list in types:
         received = "lists of different lengths"
-    elif wrong := types - ALLOWED[spec.dtype.kind]:
+    elif wrong := types - ALLOWED[dtype.kind]:
         received = " and ".join(sorted(WORDS.get(item, "null") for item in wrong))
-    elif len(shape) != found.ndim or any(size not in (None, real) for size, real in zip(shape, found.shape, strict=True)):
+    elif not spec.shape.is_compatible_with(found.shape):
         received = f"shape {found.shape}"
     else:
         with contextlib.suppress(OverflowError), np.errstate(over="ignore"):
-            result = found.astype(spec.dtype)
+            result = found.astype(dtype)
             # Whole numbers must come back as they were, and what was finite must stay so.
-            same = (np.isinf(result), np.isinf(found.astype("float64"))) if spec.dtype.kind == "f" else (result, found)
+            same = (np.isinf(result), np.isinf(found.astype("float64"))) if dtype.kind == "f" else (result, found)
             if np.array_equal(*same):
                 return result
         received = "a number out of its range"
-    raise RequestError(f"Input {name!r}: expected {spec}, received {received}.")
+    shape = "any shape" if spec.shape.rank is None else f"shape {spec.shape}"
+    raise RequestError(f"Input {name!r}: expected {spec.dtype.name} of {shape}, received {received}.")
 
 
 def _received(value: Any) -> str:

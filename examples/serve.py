@@ -28,7 +28,11 @@ from typing import Any
 import numpy as np
 
 import protocol
-from protocol import Request, RequestError, Tensor
+from protocol import Request, RequestError
+
+OPTIONS = {"port": (8501, "to listen on"), "replicas": (1, "processes of each model")}
+OPTIONS |= {"max_replicas": (1, "of each model under load"), "keep": (1, "newest versions of a model that are served")}
+OPTIONS |= {"max_batch": (1024, "rows of a request"), "max_megabytes": (32, "of a request"), "seconds": (60, "to answer in")}
 
 
 class SavedModel:
@@ -42,12 +46,12 @@ class SavedModel:
         found = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes()).meta_graphs[0].signature_def
         style = {"preserving_proto_field_name": True, "always_print_fields_with_no_presence": True}
         self.definitions = {name: MessageToDict(found[name], **style) for name in sorted(found) if not name.startswith("__")}
-        self.model = tf.saved_model.load(str(folder))
-        self.inputs: dict[str, dict[str, Tensor]] = {}
+        self.model, self.inputs = tf.saved_model.load(str(folder)), {}
         for name, function in self.model.signatures.items():
-            inputs, _ = map(_tensors, (function.structured_input_signature[1], function.structured_outputs))
-            row = {key: np.full([size or 1 for size in shape or ()], "1").astype(dtype) for key, (shape, dtype) in inputs.items()}
-            self.inputs[name] = inputs
+            self.inputs[name] = specs = function.structured_input_signature[1]
+            protocol.check_dtypes(specs | function.structured_outputs)
+            row = {key: np.full([size or 1 for size in spec.shape or ()], "1") for key, spec in specs.items()}
+            row = {key: array.astype(specs[key].dtype.as_numpy_dtype) for key, array in row.items()}
             with contextlib.suppress(RequestError):  # a model may refuse a row of ones
                 self.run(Request(name, row, False))
 
@@ -58,9 +62,9 @@ class SavedModel:
             inputs = {name: tf.constant(array, array.dtype) for name, array in request.inputs.items()}
             outputs = self.model.signatures[request.signature](**inputs)
             return {name: value.numpy() for name, value in outputs.items()}
+        except tf.errors.InternalError:  # which says nothing of the inputs
+            raise
         except (tf.errors.OpError, ValueError) as error:  # what only the model knows, such as a temperature below 0
-            if isinstance(error, tf.errors.InternalError):  # which says nothing of the inputs
-                raise
             raise RequestError(f"The model refused its inputs: {_line(error)}.") from error
 
 
@@ -102,9 +106,9 @@ class Model:
             if version and version not in {**self.served, **self.broken} and version in versions(self.folder):
                 await asyncio.to_thread(self.refresh)  # another replica was faster to see it
             served = self.served
-            if version and version not in served:
-                raise RequestError(f"Expected version {' or '.join(served)} of {self.folder.name}, received {version[:99]}.", 404)
             version = version or next(iter(served))
+            if version not in served:
+                raise RequestError(f"Expected version {' or '.join(served)} of {self.folder.name}, received {version[:99]}.", 404)
             if what == "status":
                 return 200, protocol.status(dict.fromkeys(served, "") | self.broken)
             if what == "metadata":
@@ -120,21 +124,36 @@ class Model:
 
 
 class Gateway:
-    """What answers HTTP, by ASGI: it reads a request within limits and hands it to a replica of the model."""
+    """What answers HTTP, by ASGI: it reads a request within limits and hands it to a replica: `models` has handles of Ray."""
 
-    def __init__(self, models: list[str], max_bytes: int = 32 * 2**20, seconds: float = 60) -> None:
-        self.models, self.max_bytes, self.seconds, self.kept = models, max_bytes, seconds, 0
-        self.handles: dict[str, Any] = {}
+    def __init__(self, models: dict[str, Any], max_bytes: int = 32 * 2**20, seconds: float = 60) -> None:
+        self.models, self.max_bytes, self.seconds = models, max_bytes, seconds
+        self.running, self.kept, self.closed = 0, 0, False
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        from starlette import requests, responses, routing
+    def __serve_build_asgi_app__(self) -> Any:
+        from starlette.routing import Router
 
-        if scope["type"] != "http":  # WebSockets are refused
-            return await routing.Router()(scope, receive, send)
+        return Router(default=self.respond)
+
+    async def close(self) -> None:
+        """Refuse what comes from now on, and wait for what is running, and a second for Ray to pass on the last answer."""
+        self.closed = True
+        while self.running:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(1)
+
+    async def respond(self, scope: Any, receive: Any, send: Any) -> None:
+        from starlette import requests, responses
+
+        if scope["type"] == "websocket":
+            return await send({"type": "websocket.close"})
         body, late = bytearray(), RequestError(f"Expected the whole request within {self.seconds} s.", 408)
+        self.running += 1
         try:
+            if self.closed:
+                raise RequestError("Expected a server that is not about to stop: ask again.", 503)
+            model, version, what = protocol.route(scope["method"], scope["path"], self.models)
             async with asyncio.timeout(self.seconds):
-                model, version, what = protocol.route(scope["method"], scope["path"], self.models)
                 async for part in requests.Request(scope, receive).stream():
                     body += part
                     self.kept += len(part)
@@ -145,55 +164,51 @@ class Gateway:
                 protocol.check_size(body)
                 late = RequestError(f"Expected an answer within {self.seconds} s: ask for less, or again.", 504)
                 status, content = await self.ask(model, what, version, bytes(body))
-        except (RequestError, TimeoutError) as error:
-            status, content = (error if isinstance(error, RequestError) else late).answer()
+        except RequestError as error:
+            status, content = error.answer()
+        except TimeoutError:
+            status, content = late.answer()
         except Exception:
             logging.getLogger("ray.serve").exception("A request could not be answered.")
             status, content = RequestError("The server has made a mistake, which is in its log.", 500).answer()
         finally:
-            self.kept -= len(body)
+            self.running, self.kept = self.running - 1, self.kept - len(body)
         await responses.Response(content, status, media_type="application/json")(scope, receive, send)
 
     async def ask(self, model: str, *question: Any) -> tuple[int, bytes]:
         """The answer of a replica. A prediction changes nothing: when its replica dies, another one is asked."""
-        from ray import exceptions, serve
+        from ray import exceptions
+        from ray.serve.exceptions import BackPressureError, RayServeException
 
         for attempt in range(4):
             await asyncio.sleep(0.2 * attempt)
             try:
-                if model not in self.handles:
-                    self.handles[model] = serve.get_app_handle(model)
-                return await self.handles[model].remote(*question)
-            except serve.exceptions.BackPressureError:
+                return await self.models[model].remote(*question)
+            except BackPressureError:
                 raise RequestError("Expected fewer requests at once: ask again.", 503) from None
-            except (exceptions.RayActorError, serve.exceptions.RayServeException):
+            except (exceptions.RayActorError, RayServeException):
                 pass
         raise RequestError("Expected a replica of the model, which is being started: ask again.", 503)
 
 
-def model(args: dict[str, Any]) -> Any:
-    """The application of one model, for `main` and as `import_path: serve:model` in a configuration of Ray Serve."""
+def application(options: dict[str, Any]) -> Any:
+    """All of it for Ray Serve: for `main`, and as `import_path: serve:application` in a configuration.
+
+    `options` are those of the command line, the `folders`, and how many `gateways` and `threads` of TensorFlow (0: its default).
+    """
     from ray import serve
 
-    args, options = _options(args, max_ongoing_requests=16, max_queued_requests=64, max_constructor_retry_count=1)
-    return serve.deployment(Model, **options).bind(**args)
-
-
-def gateway(args: dict[str, Any]) -> Any:
-    """The application that answers HTTP for the models, by their names."""
-    from ray import serve
-
-    args, options = _options(args, max_ongoing_requests=256, max_queued_requests=256, ray_actor_options={"num_cpus": 0})
-    return serve.deployment(serve.ingress(Gateway(**args))(), name="Gateway", **options).bind()
-
-
-def _options(args: dict[str, Any], **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is left of the arguments, and the options of a deployment with as many replicas as they ask for."""
-    least, most = args.get("replicas", 1), args.get("max_replicas", 1)
-    scaling = {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": 4}
-    options |= {"autoscaling_config": scaling} if most > least else {"num_replicas": least}
-    options |= {"graceful_shutdown_wait_loop_s": 0.2, "graceful_shutdown_timeout_s": 60.0}
-    return {key: args[key] for key in args if key not in ("replicas", "max_replicas")}, options
+    given = {name: default for name, (default, _) in OPTIONS.items()} | {"gateways": 2, "threads": 0} | options
+    most = max(given["replicas"], given["max_replicas"])
+    scaling = {"min_replicas": given["replicas"], "max_replicas": most, "target_ongoing_requests": 4}
+    common = {"graceful_shutdown_wait_loop_s": 0.2, "graceful_shutdown_timeout_s": 60.0, "max_constructor_retry_count": 1}
+    limits = {"max_ongoing_requests": 16, "max_queued_requests": 64}
+    model = serve.deployment(Model, autoscaling_config=scaling, **limits, **common)
+    each = {name: given[name] for name in ("keep", "max_batch", "threads")}
+    models = {Path(folder).name: model.options(name=Path(folder).name).bind(folder, **each) for folder in given["folders"]}
+    limits = {"max_ongoing_requests": 256, "max_queued_requests": 256, "ray_actor_options": {"num_cpus": 0}}
+    gateway = serve.deployment(serve.ingress()(Gateway), name="gateway", num_replicas=given["gateways"], **limits, **common)
+    return gateway.bind(models, given["max_megabytes"] * 2**20, given["seconds"])
 
 
 def versions(folder: Path) -> list[str]:
@@ -202,21 +217,16 @@ def versions(folder: Path) -> list[str]:
     return sorted((name for name in found if re.fullmatch("0|[1-9][0-9]{0,18}", name)), key=int, reverse=True)
 
 
-def _tensors(specs: dict[str, Any]) -> dict[str, Tensor]:
-    """Inputs or outputs as TensorFlow describes them, if they can go through JSON."""
-    found = {}
-    for key, spec in specs.items():
-        shape, dtype = None if spec.shape.rank is None else tuple(spec.shape), np.dtype(spec.dtype.as_numpy_dtype)
-        if dtype.kind not in protocol.ALLOWED:
-            raise ValueError(f"Expected signatures with numbers, truth values or text, received {dtype}")
-        found[key] = Tensor(shape, dtype)
-    return found
-
-
 def _line(error: Exception) -> str:
     """What went wrong: the last line of TensorFlow's messages that is not about where."""
     lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith((" ", "\t", "Hint:"))]
     return re.sub("^{{.+?}} ", "", lines[-1] if lines else type(error).__name__).rstrip(". ")
+
+
+def _positive(text: str) -> int:
+    if re.fullmatch("[1-9][0-9]{0,8}", text):
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, received {text}")
 
 
 def arguments() -> argparse.Namespace:
@@ -225,16 +235,12 @@ def arguments() -> argparse.Namespace:
     p.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a folder of versions; its name is that of the model")
     p.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: %(default)s)")
     p.add_argument("--address", help="a running Ray cluster, such as auto (default: one is started on this machine)")
-    numbers = {"port": (8501, "to listen on"), "replicas": (1, "processes of each model")}
-    numbers |= {"max-replicas": (1, "of each model under load"), "keep": (1, "newest versions of a model that are served")}
-    numbers |= {"max-batch": (1024, "rows of a request"), "max-megabytes": (32, "of a request"), "seconds": (60, "to answer in")}
-    for name, (default, text) in numbers.items():
-        p.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default: %(default)s)")
+    for name, (default, text) in OPTIONS.items():
+        option = "--" + name.replace("_", "-")
+        p.add_argument(option, type=_positive, default=default, metavar="N", help=f"{text} (default: %(default)s)")
     args = p.parse_args()
-    for name in numbers:
-        if (value := vars(args)[name.replace("-", "_")]) < 1:
-            p.error(f"--{name}: expected a whole number of at least 1, received {value}")
-    args.names = [folder.resolve().name for folder in args.folders]
+    args.folders = [folder.resolve() for folder in args.folders]
+    args.names = [folder.name for folder in args.folders]
     if len({*args.names, "gateway"}) <= len(args.names) or ":" in "".join(args.names):
         p.error(f"expected folders of different names without a colon, none of them 'gateway', received {', '.join(args.names)}")
     if missing := [folder for folder in args.folders if not versions(folder)]:
@@ -250,7 +256,9 @@ def main() -> None:
     args, stop = arguments(), threading.Event()
     # The processes of Ray share the machine as others do: its own default, 15, is behind every other program.
     local, settings = {}, {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    options = {**vars(args), "folders": [*map(str, args.folders)]}
     if args.address is None:  # a Ray of its own, with a place for every replica, whatever the machine has
+        options |= {"gateways": 1, "threads": max(1, (os.cpu_count() or 1) // args.replicas)}
         places = len(args.folders) * max(args.replicas, args.max_replicas)
         local = {"include_dashboard": False, "object_store_memory": 2**28, "num_cpus": places}
         # Its own ports are on the loopback address, as Ray has it on macOS, and those that are not ask for a token.
@@ -270,17 +278,14 @@ def main() -> None:
     logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
     where, logs = {"host": args.host, "port": args.port}, {"log_level": "ERROR", "enable_access_log": False}
     serve.start("EveryNode" if args.address else "HeadOnly", where, logging_config=logs)
-    common = {key: vars(args)[key] for key in ("replicas", "max_replicas", "keep", "max_batch")}
-    common["threads"] = 0 if args.address else max(1, (os.cpu_count() or 1) // args.replicas)
-    limits = {"max_bytes": args.max_megabytes * 2**20, "seconds": args.seconds, "replicas": 2 if args.address else 1}
-    models = [model({"folder": str(folder.resolve()), **common}) for folder in args.folders]
-    targets = [serve.RunTarget(one, name, route_prefix=None) for one, name in zip(models, args.names, strict=True)]
     try:
-        serve.run_many([*targets, serve.RunTarget(gateway({"models": args.names, **limits}), "gateway")])
+        gateway = serve.run(application(options), name="models")
         print(f"Serving {', '.join(args.names)} on http://{args.host}:{args.port}/v1/models/", flush=True)
         stop.wait()
-        for name in ("gateway", *(args.names if args.address else ())):  # the gateway first: it finishes what it has begun
-            serve.delete(name)
+        with contextlib.suppress(TimeoutError):
+            gateway.broadcast("close").results(timeout_s=args.seconds + 5, return_exceptions=True)
+        if args.address:
+            serve.delete("models")
     except RuntimeError as error:
         sys.exit(f"Expected models that load: {_line(error)}.")
     finally:

@@ -143,23 +143,19 @@ def test_pods_of_the_ray_service():
         check(group["template"], "V1PodTemplateSpec", modules, "template")
 
 
-def test_applications_of_the_ray_service():
-    """Ray's own schema takes them, each is made by a function of examples/serve.py, and the gateway knows the models."""
+def test_the_application_of_the_ray_service():
+    """Ray's own schema takes it, a function of examples/serve.py makes it, and what it refers to is there."""
     schema = pytest.importorskip("ray.serve.schema", reason="pip install -e '.[serve]'")
     serve = load_example("serve")
     content = yaml.safe_load(load("ray-serve.yaml")["RayService"]["spec"]["serveConfigV2"])
-    deploy = schema.ServeDeploySchema.model_validate(content)
-    *models, gateway = deploy.applications
-    for application in deploy.applications:
-        module, _, function = application.import_path.partition(":")
-        assert module == "serve"
-        getattr(serve, function)(application.args)  # Ray checks the options of the deployment
-    assert gateway.args["models"] == [model.name for model in models]
-    assert gateway.route_prefix == "/"
-    for model in models:
-        assert model.route_prefix is None
-        assert model.args["folder"] == f"/models/{model.name}"
-        assert (ROOT / "saved_models" / model.name).is_dir()
+    (application,) = schema.ServeDeploySchema.model_validate(content).applications
+    module, _, function = application.import_path.partition(":")
+    assert module == "serve"
+    getattr(serve, function)(application.args)  # Ray checks the options of the deployments
+    assert set(application.args) <= {"folders", *serve.OPTIONS}
+    names = [Path(folder).name for folder in application.args["folders"]]
+    assert all((ROOT / "saved_models" / name).is_dir() for name in names)
+    assert {deployment.name for deployment in application.deployments} <= {*names, "gateway"}
 
 
 def test_the_service_of_kserve_has_the_name_of_its_model():

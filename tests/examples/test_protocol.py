@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from tensorflow import TensorSpec
 
 from tests.examples.conftest import load
 
@@ -11,16 +12,12 @@ protocol = load("protocol")
 RequestError = protocol.RequestError
 
 
-def tensor(shape, dtype):
-    return protocol.Tensor(shape, np.dtype(dtype))
-
-
 SIGNATURES = {
-    "serving_default": {"x": tensor((None, 3), "float32")},
-    "double": {"x": tensor((None, 3), "float32")},
-    "two": {"a": tensor((None,), "int32"), "b": tensor((None, 2), "float64")},
-    "sample": {"n": tensor((), "int32"), "seed": tensor((), "int64"), "t": tensor((), "float32")},
-    "kinds": {"flag": tensor((None,), "bool"), "word": tensor((None,), object), "byte": tensor(None, "uint8")},
+    "serving_default": {"x": TensorSpec((None, 3), "float32")},
+    "double": {"x": TensorSpec((None, 3), "float32")},
+    "two": {"a": TensorSpec((None,), "int32"), "b": TensorSpec((None, 2), "float64")},
+    "sample": {"n": TensorSpec((), "int32"), "seed": TensorSpec((), "int64"), "t": TensorSpec((), "float32")},
+    "kinds": {"flag": TensorSpec((None,), "bool"), "word": TensorSpec((None,), "string"), "byte": TensorSpec(None, "uint8")},
 }
 
 

@@ -91,7 +91,7 @@ class Server:
         found = []
         for child in self.children():
             try:
-                found += [child.pid] if f"ServeReplica:{name}:" in " ".join(child.cmdline()) else []
+                found += [child.pid] if f"ServeReplica:models:{name}" in " ".join(child.cmdline()) else []
             except psutil.Error:
                 continue
         return found
@@ -347,6 +347,7 @@ def running_requests_are_finished_at_the_end_and_no_process_is_left(server, file
         server.process.send_signal(signal.SIGTERM)
         time.sleep(3)
         assert not any(done.done() for done in asked)
+        assert call(server.port, PREDICT, {"instances": ROW})[0] == 503  # and what comes now is refused
         let_go()
         assert [done.result() for done in asked] == [(200, {"predictions": [3.0]})] * 4
     assert server.end() == []
@@ -396,7 +397,7 @@ def replicas_of(process, name):
     found = []
     for child in process.children(recursive=True):
         try:
-            found += [child] if f"ServeReplica:{name}:" in " ".join(child.cmdline()) else []
+            found += [child] if f"ServeReplica:models:{name}" in " ".join(child.cmdline()) else []
         except psutil.Error:
             continue
     return found

@@ -124,7 +124,7 @@ def test_the_server_knows_the_inputs_of_every_signature(flow):
     """From TensorFlow; they are those that the client reads from the metadata."""
     definitions = ask(flow, "metadata")[1]["metadata"]["signature_def"]["signature_def"]
     for name, signature in client.read_signatures(definitions).items():
-        inputs = {key: (shape, str(dtype)) for key, (shape, dtype) in flow.served["1"].inputs[name].items()}
+        inputs = {key: (tuple(spec.shape), spec.dtype.name) for key, spec in flow.served["1"].inputs[name].items()}
         assert inputs == signature.inputs
 
 
@@ -233,7 +233,7 @@ async def post(gateway, *parts, method="POST", path="/v1/models/m:predict"):
     async def send(message):
         sent.append(message)
 
-    await gateway({"type": "http", "method": method, "path": path}, receive, send)
+    await gateway.respond({"type": "http", "method": method, "path": path}, receive, send)
     assert dict(sent[0]["headers"])[b"content-type"] == b"application/json"
     return sent[0]["status"], sent[1]["body"].decode()
 
@@ -282,6 +282,29 @@ def test_an_answer_that_does_not_come_is_given_up():
     assert gateway.kept == 0
 
 
+def test_a_closed_gateway_finishes_what_is_running():
+    class Slow(Gateway):
+        async def ask(self, model, *question):
+            await asyncio.sleep(0.3)
+            return 200, b""
+
+    async def together():
+        running = asyncio.create_task(post(gateway, b"{}"))
+        await asyncio.sleep(0.1)
+        closing = asyncio.create_task(gateway.close())
+        await asyncio.sleep(0.1)
+        refused = await post(gateway, b"{}")
+        states = closing.done(), running.done()
+        await closing
+        return states, refused, running.done() and running.result()
+
+    gateway = Slow(["m"])
+    states, refused, finished = asyncio.run(together())
+    assert (states, finished) == ((False, False), (200, ""))
+    assert refused[0] == 503
+    assert "not about to stop" in refused[1]
+
+
 def test_a_fault_is_the_servers_and_in_its_log(caplog):
     class Broken(Gateway):
         async def ask(self, model, *question):
@@ -316,7 +339,7 @@ def test_a_websocket_is_refused():
     async def send(message):
         sent.append(message["type"])
 
-    asyncio.run(Gateway(["m"])({"type": "websocket", "path": "/v1/models/m"}, receive, send))
+    asyncio.run(Gateway(["m"]).respond({"type": "websocket", "path": "/v1/models/m"}, receive, send))
     assert sent == ["websocket.close"]
 
 
