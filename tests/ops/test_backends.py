@@ -98,3 +98,26 @@ def test_on_jax_only_some_rows_are_replaced(rng, many):
         rows, total = only_rows(chosen, lambda x, y: (x + y, x.sum()), current, x, x, total=jnp.float32(1))
         np.testing.assert_allclose(rows, np.where(chosen, 2 * x, current), rtol=1e-6)
         np.testing.assert_allclose(total, 1 + np.sum(chosen * x), rtol=1e-4, atol=1e-4)
+
+
+def test_what_jax_compiles_for_numbers_is_compiled_in_a_hurry(monkeypatch):
+    jax = pytest.importorskip("jax")
+    from keras_auxref.ops.backend import jax as backend
+
+    assert jax.default_backend() != "cpu" or backend._sooner() is not None
+    found, before = [], backend._compiled
+    monkeypatch.setattr(backend, "_compiled", lambda *arguments: found.append(arguments[-1]) or before(*arguments))
+
+    def double(x):
+        return 2 * x
+
+    x = jax.numpy.ones(())
+    ways = [
+        lambda: backend.shared(double, x),
+        lambda: jax.jit(lambda: backend.shared(double, x))(),
+        lambda: jax.jit(lambda x: backend.shared(double, x))(x),
+        lambda: jax.grad(lambda x: backend.shared(double, x))(x),
+        lambda: jax.vmap(lambda x: backend.shared(double, x))(x[None])[0],
+    ]
+    assert [float(way()) for way in ways] == [2.0] * 5
+    assert found == [True, False, False, False, False]

@@ -180,13 +180,31 @@ def _still(x: Tensor) -> Tensor | np.ndarray:
 
 
 def shared(function: Callable[..., T], *arguments: object, rows: int = 0, **static: object) -> T:
-    """function(*arguments, **static), compiled once for its shapes and dtypes, and reused by every later call."""
-    return _compiled(function, tuple(sorted(static.items())))(*arguments)
+    """function(*arguments, **static), compiled once for its shapes and dtypes, and reused by every later call.
+
+    Called with numbers it is compiled in a hurry: seven times sooner, for code that takes up to twice as long. Inside a `jit` of
+    the caller it is compiled with the rest.
+    """
+    given = (*jax.tree.leaves(arguments), jnp.zeros(()))  # the last is a tracer wherever JAX traces
+    return _compiled(function, tuple(sorted(static.items())), all(map(is_concrete, given)))(*arguments)
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(function: Callable[..., Any], static: tuple[tuple[str, Any], ...]) -> Any:
-    return jax.jit(functools.partial(function, **dict(static)))
+def _compiled(function: Callable[..., Any], static: tuple[tuple[str, Any], ...], hurry: bool) -> Any:
+    return jax.jit(functools.partial(function, **dict(static)), compiler_options=_sooner() if hurry else None)
+
+
+@functools.cache
+def _sooner() -> dict[str, Any] | None:
+    """Options of XLA on a CPU that leave out optimisations; None where it does not know them."""
+    options = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 0}
+    if jax.default_backend() != "cpu":
+        return None
+    try:
+        jax.jit(lambda: 0, compiler_options=options)()
+    except Exception:  # of another kind in every version
+        return None
+    return options
 
 
 def picks_rows() -> bool:
