@@ -7,7 +7,7 @@ Between the knots (xₖ, yₖ) and (xₖ₊₁, yₖ₊₁), with secant s, slop
 Outside [−bound, bound] the map is the identity.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from keras import ops
 
@@ -86,13 +86,9 @@ def spline(x: Tensor, through: Spline, bound: float) -> tuple[Tensor, Tensor]:
     """
     inside = ops.abs(x) < bound
     within = ops.where(inside, x, ops.zeros_like(x))
-    part = _bin_of(within, through.x, through)
-    ratio = (within - part.x) / part.width
-    secant = part.height / part.width
-    left, right = part.left / secant, part.right / secant
-    mixed = ratio * (1 - ratio)
-    y = part.y + part.height * (ratio * ratio + left * mixed) / (1 + (left + right - 2) * mixed)
-    return ops.where(inside, y, x), _outside_zero(inside, x, _log_slope(ratio, secant, left, right))
+    arguments = (within, *_bin_of(within, through.x, through))
+    y, log_slope = backend.closed_or_plain(_forward, _backward, _reference, arguments, _in_bin)
+    return ops.where(inside, y, x), _outside_zero(inside, x, log_slope)
 
 
 def spline_inverse(y: Tensor, through: Spline, bound: float) -> tuple[Tensor, Tensor]:
@@ -120,6 +116,55 @@ def spline_inverse(y: Tensor, through: Spline, bound: float) -> tuple[Tensor, Te
     return ops.where(inside, x, y), _outside_zero(inside, y, _log_slope(ratio, secant, left, right))
 
 
+def _in_bin(x: Tensor, *part: Tensor) -> tuple[Tensor, Tensor]:
+    """y and log ∂y/∂x of x in its bin."""
+    ratio, secant, left, right = _normalised(x, *part)
+    mixed = ratio * (1 - ratio)
+    share = (ratio * ratio + left * mixed) / (1 + (left + right - 2) * mixed)
+    return part[1] + part[3] * share, _log_slope(ratio, secant, left, right)
+
+
+def _normalised(x: Tensor, *part: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """ξ, the secant s, and the slopes at both ends in units of s."""
+    part = _Bin(*part)
+    secant = part.height / part.width
+    return (x - part.x) / part.width, secant, part.left / secant, part.right / secant
+
+
+def _forward(*arguments: Any) -> tuple[tuple[Tensor, Tensor], object]:
+    return _in_bin(*arguments[:-1]), ()
+
+
+def _backward(cotangents: tuple[Tensor, Tensor], _: object, *arguments: Any) -> tuple[Tensor, ...]:
+    return _reference(cotangents, *arguments)
+
+
+def _reference(cotangents: tuple[Tensor, Tensor], x: Tensor, *part_and_constants: Any) -> tuple[Tensor, ...]:
+    """The gradients of `_in_bin`. With m = ξ(1 − ξ), and A and B above and below the line in ∂y/∂x = s A/B²:
+
+        y = yₖ + h t,  t = (ξ² + d₀m)/B        ∂t/∂ξ = A/B²        ∂t/∂d₀ = m(1 − t)/B        ∂t/∂d₁ = −m t/B
+
+    A graph of TensorFlow for an unknown batch size has seven operations for every product that it differentiates.
+    """
+    part = _Bin(*part_and_constants[:-1])
+    ratio, secant, left, right = _normalised(x, *part)
+    rest = 1 - ratio
+    mixed, squared, rest_squared, bend, middle = ratio * rest, ratio * ratio, rest * rest, left + right - 2, 1 - 2 * ratio
+    below, above = 1 + bend * mixed, right * squared + 2 * mixed + left * rest_squared
+    share = (squared + left * mixed) / below
+
+    to_y, to_log = cotangents
+    to_share, over, under = to_y * part.height / below, to_log / above, 2 * to_log / below
+    to_ratio = to_share * above / below + 2 * over * (right * ratio - left * rest + middle) - under * bend * middle
+    to_left = (to_share * (1 - share) - under) * mixed + over * rest_squared
+    to_right = over * squared - (to_share * share + under) * mixed
+    to_secant = (to_log - to_left * left - to_right * right) / secant
+    to_x = to_ratio / part.width
+    to_width = -to_x * ratio - to_secant * secant / part.width
+    to_height = to_y * share + to_secant / part.width
+    return to_x, -to_x, to_y, to_width, to_height, to_left / secant, to_right / secant
+
+
 def _log_slope(ratio: Tensor, secant: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """log s + log(d₁ξ² + 2ξ(1 − ξ) + d₀(1 − ξ)²) − 2 log(1 + (d₀ + d₁ − 2)ξ(1 − ξ)), slopes in units of the secant s."""
     rest = 1 - ratio
@@ -145,10 +190,9 @@ def _bin_of(value: Tensor, knots: Tensor, through: Spline) -> _Bin:
     # One-hot: sums of a few products are faster than a gather and its gradient.
     chosen = past - ops.concatenate([past[..., 1:], ops.zeros_like(past[..., :1])], axis=-1)
 
-    before, after = _sides(ops.stack(through, axis=-2))
-    left, top, slope = ops.unstack(ops.sum(chosen[..., None, :] * before, axis=-1), axis=-1)
-    right, bottom, next_slope = ops.unstack(ops.sum(chosen[..., None, :] * after, axis=-1), axis=-1)
-    return _Bin(left, top, right - left, bottom - top, slope, next_slope)
+    both = ops.concatenate(_sides(ops.stack(through, axis=-2)), axis=-2)
+    x, y, slope, next_x, next_y, next_slope = ops.unstack(ops.sum(chosen[..., None, :] * both, axis=-1), axis=-1)
+    return _Bin(x, y, next_x - x, next_y - y, slope, next_slope)
 
 
 def _sides(values: Tensor) -> tuple[Tensor, Tensor]:

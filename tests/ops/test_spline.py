@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_auxref.ops import backend
 from keras_auxref.ops.spline import Spline, spline, spline_inverse, spline_of
 from tests.support import assert_agree
 
@@ -131,3 +132,25 @@ def test_what_is_not_a_number_stays_so_and_disturbs_nobody(rng):
         np.testing.assert_array_equal(y[:3], x[:3])
         np.testing.assert_array_equal(log_slope[:3], [np.nan, 0, 0])
         assert np.isfinite([y[3], log_slope[3]]).all()
+
+
+def test_derivatives_of_both_orders_are_those_of_the_formula(rng, monkeypatch):
+    """The closed form of the gradient, and its own gradient, against automatic differentiation of the map."""
+    x, raw = tf.constant(rng.uniform(-5, 5, (50, 3))), tf.constant(2 * rng.normal(size=(50, 3, 3 * BINS - 1)))
+    weights = tf.constant(rng.normal(size=(2, 50, 3)))
+
+    def derivatives():
+        with tf.GradientTape() as outer:
+            outer.watch([x, raw])
+            with tf.GradientTape() as tape:
+                tape.watch([x, raw])
+                both = tf.stack(spline(x, spline_of(raw, BINS, BOUND, SLOPES), BOUND))
+                value = tf.reduce_sum(weights * both)
+            first = tape.gradient(value, [x, raw])
+            bent = sum(tf.reduce_sum(tf.sin(gradient)) for gradient in first)
+        return [*first, *outer.gradient(bent, [x, raw])]
+
+    found = derivatives()
+    monkeypatch.setattr(backend, "closed_or_plain", lambda *parts: parts[-1](*parts[-2]))
+    for value, expected in zip(found, derivatives(), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-9, atol=1e-9)
