@@ -199,11 +199,12 @@ def application(options: dict[str, Any]) -> Any:
     from ray import serve
 
     given = {name: default for name, (default, _) in OPTIONS.items()} | {"gateways": 2, "threads": 0} | options
-    most = max(given["replicas"], given["max_replicas"])
-    scaling = {"min_replicas": given["replicas"], "max_replicas": most, "target_ongoing_requests": 4}
+    least, most = given["replicas"], given["max_replicas"]
+    scaling = {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": 4}
+    replicas = {"autoscaling_config": scaling} if most > least else {"num_replicas": least}
     common = {"graceful_shutdown_wait_loop_s": 0.2, "graceful_shutdown_timeout_s": 60.0, "max_constructor_retry_count": 1}
     limits = {"max_ongoing_requests": 16, "max_queued_requests": 64}
-    model = serve.deployment(Model, autoscaling_config=scaling, **limits, **common)
+    model = serve.deployment(Model, **replicas, **limits, **common)
     each = {name: given[name] for name in ("keep", "max_batch", "threads")}
     models = {Path(folder).name: model.options(name=Path(folder).name).bind(folder, **each) for folder in given["folders"]}
     limits = {"max_ongoing_requests": 256, "max_queued_requests": 256, "ray_actor_options": {"num_cpus": 0}}

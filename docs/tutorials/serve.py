@@ -11,11 +11,11 @@
 # %% [markdown]
 # # Train, export, serve and call
 #
-# This tutorial goes from a model in Python to answers over HTTP. We train a classifier, export it as a
-# TensorFlow SavedModel, load it without this package, start a server, send requests, and publish a
-# second version.
+# From a model in Python to answers over HTTP: we train a classifier, export it as a TensorFlow SavedModel, load it
+# without this package, start a server, send requests, and publish a second version.
 
 # %%
+import atexit
 import json
 import os
 import signal
@@ -39,8 +39,7 @@ keras.utils.set_random_seed(1)
 # %% [markdown]
 # ## Train
 #
-# `SVDDense` is a dense layer that trains its singular value decomposition: U and V are auxiliary
-# reflections.
+# `SVDDense` is a dense layer that trains its singular value decomposition: U and V are auxiliary reflections.
 
 # %%
 digits = load_digits()
@@ -96,14 +95,9 @@ print("largest difference to the model:", np.abs(np.load(home / "rows.npy") - mo
 # %% [markdown]
 # ## Serve
 #
-# TensorFlow Serving takes the folder as it is. `examples/serve.py` answers the same requests on Ray Serve. In a
-# shell this is
-#
-# ```bash
-# python examples/serve.py digits --port 8501 --keep 2
-# ```
-#
-# Here we start it from Python, on a free port, and wait until it is ready.
+# TensorFlow Serving takes the folder as it is. `examples/serve.py` answers the same requests on Ray Serve
+# (`pip install -e '.[serve]'`). In a shell this is `python examples/serve.py digits --keep 2`. Here we start it from
+# Python, on a free port, and wait until it is ready.
 
 # %%
 root = next(p for p in [Path.cwd(), *Path.cwd().parents] if (p / "examples" / "serve.py").exists())
@@ -125,13 +119,16 @@ if "TUTORIAL_SERVER" in os.environ:
     command[1] = root / os.environ["TUTORIAL_SERVER"]
 
 # %%
-server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-for _ in range(600):
+server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+while server.poll() is None:  # half a minute; if it ends, it has said why
     try:
         print(get(url)["model_version_status"])
         break
     except OSError:
         time.sleep(0.5)
+
+# %% tags=["remove-cell"]
+atexit.register(server.terminate)  # whatever fails below
 
 
 # %% [markdown]
