@@ -289,8 +289,8 @@ MUTATIONS = {
     ),
     "repeat: start from data": Mutation(
         "flows/repeat.py",
-        "            x = called(self.template(), x, context=context)\n",
-        "",
+        "return y, [scope.get_current_value",
+        "return x, [scope.get_current_value",
         "tests/flows/test_repeat.py::test_a_start_from_data_goes_through_the_copies",
     ),
     "SVD: bounds": Mutation(
