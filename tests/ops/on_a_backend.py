@@ -1,5 +1,6 @@
 """Every function of `ops` on the backend named by KERAS_BACKEND, without TensorFlow, against NumPy. Prints name → error."""
 
+import functools
 import json
 import os
 import sys
@@ -25,26 +26,31 @@ def compiled(function):
     return jax.jit(function)
 
 
+def total(function):
+    return lambda *arguments: keras.ops.sum(keras.ops.cos(function(*arguments)))
+
+
+@functools.cache  # one compilation for all matrices
+def compiled_gradient(function, count):
+    import jax
+
+    return jax.jit(jax.grad(total(function), tuple(range(count))))
+
+
 def gradient(function, *arguments):
     """The gradients of Σ cos(function)."""
-
-    def loss(*arguments):
-        return keras.ops.sum(keras.ops.cos(function(*arguments)))
-
     if BACKEND == "jax":
-        import jax
-
-        return jax.jit(jax.grad(loss, tuple(range(len(arguments)))))(*arguments)
+        return compiled_gradient(function, len(arguments))(*arguments)
     if BACKEND == "torch":
         import torch
 
         arguments = [argument.detach().clone().requires_grad_() for argument in arguments]
-        return torch.autograd.grad(loss(*arguments), arguments)
+        return torch.autograd.grad(total(function)(*arguments), arguments)
     import tensorflow as tf
 
     with tf.GradientTape() as tape:
         tape.watch(arguments)
-        value = loss(*arguments)
+        value = total(function)(*arguments)
     return tape.gradient(value, arguments)
 
 
@@ -150,12 +156,11 @@ triangles, shift = np.tanh(rng.normal(size=(2, 6, 3, 3))), rng.normal(size=(6, 3
 columns = compiled(ops.orthonormal_columns)(tensor(rng.normal(size=(6, D, 3))))
 of = tensor(triangles[0]), tensor(triangles[1]), tensor(shift), columns
 y, _ = compiled(ops.sylvester_and_log_det)(tensor(x), *of)
-found["sylvester"] = worst(compiled(ops.sylvester_inverse)(y, *of), x)
-(slope,) = gradient(lambda y: ops.sylvester_inverse(y, *of), y)
+back = compiled(lambda y: ops.sylvester_inverse(y, *of))
+found["sylvester"] = worst(back(y), x)
+(slope,) = gradient(back, y)
 both = np.asarray([array(t) for t in (y, slope)])
-found["gradient of sylvester_inverse"] = worst(
-    slope, differences(lambda y: array(ops.sylvester_inverse(tensor(y), *of)), both[0], step=1e-2)[0]
-)
+found["gradient of sylvester_inverse"] = worst(slope, differences(lambda y: array(back(tensor(y))), both[0], step=1e-2)[0])
 if BACKEND == "jax":
     import jax
 
@@ -170,10 +175,10 @@ if BACKEND == "jax":
         return jax.numpy.linalg.slogdet(jax.jacobian(reflected)(x)[:, 0])[1]
 
     for label, function, plain in (("log_det_jacobian", ops.log_det_jacobian, log_det), ("reflect", ops.reflect, reflected)):
-        total = lambda x: keras.ops.sum(keras.ops.sin(function(x, second)))  # noqa: B023, E731
-        slopes = np.asarray(jax.hessian(lambda x: keras.ops.sum(keras.ops.sin(plain(x))))(first))[0, :, 0]  # noqa: B023
-        for how, hessian in (("forward", jax.hessian(total)), ("reverse", jax.jacrev(jax.grad(total)))):
-            found[f"{how} hessian of {label}"] = worst(hessian(first)[0, :, 0], slopes)
+        ours = lambda x: keras.ops.sum(keras.ops.sin(function(x, second)))  # noqa: B023, E731
+        slopes = np.asarray(jax.jit(jax.hessian(lambda x: keras.ops.sum(keras.ops.sin(plain(x)))))(first))[0, :, 0]  # noqa: B023
+        for how, hessian in (("forward", jax.hessian(ours)), ("reverse", jax.jacrev(jax.grad(ours)))):
+            found[f"{how} hessian of {label}"] = worst(jax.jit(hessian)(first)[0, :, 0], slopes)
 r, r_tilde = np.triu(triangles)
 exact = x[:, :3] + np.einsum("nij,nj->ni", r, np.tanh(np.einsum("nij,nj->ni", r_tilde, x[:, :3]) + shift))
 double = [keras.ops.convert_to_tensor(t, "float64") for t in (x[:, :3], r, r_tilde, shift)]
