@@ -12,7 +12,7 @@ Every flow has a process of its own, so that nothing is traced before and the pe
 * `unrolled`: the same steps written out;
 * `remat`: the loop, with every step computed again in the backward pass from its input;
 * `inverse`: the loop, with every step computed again from its output;
-* `XLA`: the default with XLA on a CPU, the steps written out and compiled;
+* `XLA`: the default with XLA on a CPU, the loop compiled;
 * `jax`: the default on JAX.
 
 A measurement that the results file has is not made again: delete it there, or use `--again`. `peak_megabytes` is the largest

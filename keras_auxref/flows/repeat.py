@@ -11,6 +11,7 @@ import numpy as np
 from keras_auxref.certificate import Certificate
 from keras_auxref.flows.chain import all_proven, called, check_template, combined, is_initialized
 from keras_auxref.flows.copies import Hidden, clone, serialized
+from keras_auxref.flows.parts.coupling import Conv2D
 from keras_auxref.flows.recomputation import Body, as_function, by_inverse, from_inputs, refuse_in_doubt
 from keras_auxref.invertible import Invertible, pass_on
 from keras_auxref.layers.checks import has_value, require_built
@@ -37,8 +38,8 @@ class Repeat(Freezable, Invertible, keras.layers.Layer):
             and the number of the copy; without one they are random.
         times: The number K of copies.
         unroll: Whether to write the steps out instead of running them in a loop. None takes the faster of the two: a loop in
-            TensorFlow graphs and on accelerators; steps written out eagerly, on torch, and for images where XLA (or JAX) compiles
-            for a CPU, whose convolutions are slow inside loops.
+            graphs; steps written out eagerly, on torch, and where XLA (or JAX) compiles for a CPU and the layer has convolutions
+            other than those of the couplings' default networks, because XLA on a CPU is slow at their gradients inside a loop.
         remat: Whether to recompute a step in the backward pass instead of keeping its activations. True keeps the input of every
             step: less memory, at the price of a second forward pass. `"inverse"` keeps only the input of the first step and the
             output of the last, and recomputes the inputs in between with the inverses: memory hardly grows with K, at the price
@@ -98,6 +99,7 @@ class Repeat(Freezable, Invertible, keras.layers.Layer):
         if found != shape:
             raise ValueError(f"The layer must keep the shape of its input. Expected output shape {shape}. Received: {found}")
         self._refuse_losses()
+        self._convolves = _convolves(template)
         self.event_ndims = template.event_ndims
         starts = [_values(template)]
         for k in range(1, self.times):
@@ -210,7 +212,7 @@ class Repeat(Freezable, Invertible, keras.layers.Layer):
     def _written_out(self, x: Tensor) -> bool:
         if not self._stacked:
             return True
-        return not backend.prefers_loops(x) if self.unroll is None else self.unroll
+        return not backend.prefers_loops(x, self._convolves) if self.unroll is None else self.unroll
 
     def _ask(self, name: str, x: Tensor) -> None:
         """Requires certificates before a function is traced; eagerly every copy does so by itself."""
@@ -322,6 +324,16 @@ def _one_by_one(
         with around(k):
             carry, found[k] = body(carry, here[: len(steps)], here[len(steps) :])
     return carry, [keras.ops.stack(values) for values in zip(*found, strict=True)]
+
+
+def _convolves(layer: keras.layers.Layer) -> bool:
+    """Whether a layer convolves, otherwise than by `Conv2D` of couplings: whether it has kernels of more than two axes."""
+    return any(
+        _convolves(part.template())
+        if isinstance(part, Repeat)
+        else not isinstance(part, Conv2D) and any(len(v.shape) > 2 for v in part._trainable_variables)
+        for part in layer._flatten_layers()
+    )
 
 
 def _values(layer: keras.layers.Layer) -> list[np.ndarray]:

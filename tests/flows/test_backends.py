@@ -79,6 +79,7 @@ def test_on_jax_a_loop_is_its_steps_written_out():
     found = json.loads(_output("jax", SCRIPT.with_name("loop_on_jax.py"), JAX_ENABLE_X64="1"))
     assert found["float32"] < 1e-6
     assert found["float64"] < 1e-12
+    assert found["convolution"] < 1e-12
 
 
 def _run(backend, folder, *parts):

@@ -54,6 +54,46 @@ def test_loop_and_steps_written_out_are_the_copies_one_after_the_other(shape, dt
     np.testing.assert_allclose(layer.log_det_jacobian(x), log_det, rtol=20 * tolerance)
 
 
+def coupling(network=None):
+    return AffineCoupling(network, hidden=4, dtype="float64")
+
+
+def test_where_convolutions_in_a_loop_are_slow_those_of_others_are_written_out(monkeypatch):
+    asked = []
+    monkeypatch.setattr("keras_auxref.ops.backend.prefers_loops", lambda x, convolves: asked.append(convolves) or False)
+    for network in (None, keras.layers.Conv2D(2, 1, dtype="float64"), keras.layers.Dense(2, dtype="float64")):
+        Repeat(Repeat(coupling(network), 2), 2)(np.zeros((1, 4, 4, 2)))
+    assert asked == [False] * 3 + [True] * 3 + [False] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unroll", [None, True])
+def test_convolutions_and_their_derivatives_under_xla_are_those_without(unroll):
+    layer = Repeat(coupling(), 2, unroll=unroll)
+    layer.build((None, 4, 4, 2))
+    disturb(layer)
+    x = np.random.default_rng(0).normal(size=(3, 4, 4, 2))
+
+    def first(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(layer(x) ** 3)
+        return tape.gradient(loss, [x, *(variable.value for variable in layer.trainable_variables)])
+
+    def second(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = tf.add_n([tf.reduce_sum(g**2) for g in first(x)])
+        return tape.gradient(total, x)
+
+    # TensorFlow cannot differentiate a loop twice under XLA.
+    wanted = (first, second) if unroll else (first,)
+    for function in wanted:
+        found, expected = (tf.function(function, jit_compile=xla, autograph=False)(tf.constant(x)) for xla in (True, False))
+        for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10)
+
+
 def gradients(layer, x):
     @tf.function(autograph=False)
     def compute(x):

@@ -1,5 +1,6 @@
 """What all couplings share: a network of one part of the channels moves the other part, entry by entry."""
 
+from functools import partial
 from typing import Any, Self, Unpack
 
 import keras
@@ -8,8 +9,10 @@ import numpy as np
 from keras_auxref.certificate import Certificate, not_proven, proven
 from keras_auxref.invertible import Invertible
 from keras_auxref.layers.checks import as_input, last_axis, require_built, require_floating
+from keras_auxref.ops import backend
 from keras_auxref.ops.checks import whole_number, whole_number_or_none
 from keras_auxref.ops.coupling import build_network, couple, coupling_log_det, coupling_sizes
+from keras_auxref.package import PACKAGE
 from keras_auxref.typing import Config, DType, LayerArguments, Shape, Tensor
 
 
@@ -151,12 +154,20 @@ class Coupling(Invertible, keras.layers.Layer):
         return cls(**config)
 
 
+@keras.saving.register_keras_serializable(PACKAGE)
+class Conv2D(keras.layers.Conv2D):
+    """A convolution of images in steps of one pixel that is fast in the loop of a flow, with XLA on a CPU, too."""
+
+    def convolution_op(self, inputs: Tensor, kernel: Tensor) -> Tensor:
+        return backend.convolve(inputs, kernel, self.padding)
+
+
 def default_network(input_shape: Shape, channels: int, hidden: int, dtype: DType, name: str, norm: bool = False) -> keras.Model:
     """Two hidden layers with ReLU and a last one that starts at zero: dense for vectors, 3×3, 1×1 and 3×3 for images.
 
     With `norm` the channels of every pixel are normalised between a hidden layer and its ReLU.
     """
-    dense, conv = keras.layers.Dense, keras.layers.Conv2D
+    dense, conv = keras.layers.Dense, partial(Conv2D, data_format="channels_last")
     inner = {"activation": None if norm else "relu", "dtype": dtype}
     last = {"kernel_initializer": "zeros", "dtype": dtype}
     if len(input_shape) == 2:

@@ -10,8 +10,8 @@ differently.
 * Numbers: `wide_dtype`, `as_tensor`, `kind_of`, `tanh`, `split`, `solve_upper`, `normal` and `uniform`.
 * Loops: `Loop` is the recurrence, None if the backend has none; `squared`, `squared_vjp` and `expm` serve the closed form of the
   exponential.
-* Depth: `loop` runs equal steps as a loop and `prefers_loops` tells whether that is faster, `recomputed` and `together` save
-  memory; `replicas` counts the replicas that `tf.distribute` makes of a model.
+* Depth: `loop` runs equal steps as a loop, `prefers_loops` tells whether that is faster, and `convolve` is a convolution that is
+  fast there; `recomputed` and `together` save memory; `replicas` counts the replicas that `tf.distribute` makes of a model.
 """
 
 import importlib
@@ -37,6 +37,7 @@ as_tensor = _of("as_tensor")
 at_the_start = _of("at_the_start")
 closed_form = _of("closed_form")
 compiled = _of("compiled")
+convolve = _of("convolve")
 expm = _of("expm")
 inside_xla = _of("inside_xla")
 is_concrete = _of("is_concrete")

@@ -131,9 +131,14 @@ def only_rows(
     return current, keras.tree.map_structure(lambda a, b: a + b, total, extra)
 
 
-def prefers_loops(x: Tensor) -> bool:
+def prefers_loops(x: Tensor, convolves: bool) -> bool:
     """Whether equal steps on x run faster as a loop than written out: here both are the same."""
     return False
+
+
+def convolve(x: Tensor, kernel: Tensor, padding: str) -> Tensor:
+    """The convolution of x (batch, …, channels in) with a kernel (…, channels in, channels out), in steps of one pixel."""
+    return keras.ops.conv(x, kernel, padding=padding, data_format="channels_last")
 
 
 def loop(

@@ -267,17 +267,42 @@ def only_rows(
     return tf.cond(tf.reduce_any(chosen), picked if picks_rows() else all_of_them, lambda: (current, total))
 
 
-def prefers_loops(x: tf.Tensor) -> bool:
+def prefers_loops(x: tf.Tensor, convolves: bool) -> bool:
     """Whether equal steps on x run faster as a loop than written out: in a graph yes, eagerly no.
 
-    Keras compiles with XLA where there is an accelerator, and on a CPU only for `compile(jit_compile=True)`. XLA on a CPU has its
-    fast convolution only outside loops: images would take 20 times as long inside one, so their steps are written out
-    there. `Repeat(unroll=…)` overrides the answer.
+    Keras compiles with XLA where there is an accelerator, and on a CPU only for `compile(jit_compile=True)`. XLA on a CPU is slow
+    at the gradients of a convolution inside a loop (see `convolve`), if the steps have others than ours.
     """
-    if tf.executing_eagerly():
-        return False
-    accelerated = any(tf.config.list_physical_devices(kind) for kind in ("GPU", "TPU"))
-    return accelerated or not (inside_xla() and len(x.shape) > 2)
+    return not tf.executing_eagerly() and not (convolves and _xla_on_a_cpu())
+
+
+def _xla_on_a_cpu() -> bool:
+    return inside_xla() and not any(tf.config.list_physical_devices(kind) for kind in ("GPU", "TPU"))
+
+
+def convolve(x: tf.Tensor, kernel: tf.Tensor, padding: str) -> tf.Tensor:
+    """The convolution of images x (batch, rows, columns, channels in) with a kernel (…, channels in, channels out).
+
+    For XLA on a CPU the gradients have their axes in this order, too: see the version for JAX.
+    """
+    if isinstance(x, keras.KerasTensor) or not _xla_on_a_cpu():
+        return keras.ops.conv(x, kernel, padding=padding, data_format="channels_last")
+    pads = [((k - 1) // 2, k // 2) if padding == "same" else (0, 0) for k in kernel.shape[:-2]]
+
+    def convolved(x: tf.Tensor, kernel: tf.Tensor, pads: list[tuple[int, int]]) -> tf.Tensor:
+        return tf.nn.conv2d(x, kernel, strides=1, padding=[(0, 0), *pads, (0, 0)])
+
+    @tf.custom_gradient
+    def run(x: tf.Tensor, kernel: tf.Tensor) -> Any:
+        def gradient(g: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            turned = tf.transpose(tf.reverse(kernel, (0, 1)), (0, 1, 3, 2))
+            others = [(k - 1 - a, k - 1 - b) for k, (a, b) in zip(kernel.shape[:-2], pads, strict=True)]
+            of_kernel = convolved(tf.transpose(x, (3, 1, 2, 0)), tf.transpose(g, (1, 2, 0, 3)), pads)
+            return convolved(g, turned, others), tf.transpose(of_kernel, (1, 2, 0, 3))
+
+        return convolved(x, kernel, pads), gradient
+
+    return run(x, tf.convert_to_tensor(kernel))
 
 
 def loop(
