@@ -83,7 +83,8 @@ class Coupling(Invertible, keras.layers.Layer):
         shape, channels = (*input_shape[:-1], size + (self.context or 0)), self.parameters_per_channel * moved
         if self._own_network:
             self.network = default_network(shape, channels, self.hidden, self.dtype_policy, name, self.norm)
-        build_network(self.network, shape, channels, self.compute_dtype, name)
+        else:
+            build_network(self.network, shape, channels, self.compute_dtype, name)
         self.event_ndims = len(input_shape) - 1
         self.input_spec = keras.layers.InputSpec(ndim=len(input_shape), axes={-1: d})
 
