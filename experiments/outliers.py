@@ -111,17 +111,17 @@ def draw(runs: dict[str, list[dict[str, Any]]], path: Path, title: str) -> None:
     from experiments.harness import plotting
 
     with plotting.plt.rc_context(plotting.RC):
-        figure, axis = plotting.plt.subplots(figsize=(7, 4))
+        figure, axis = plotting.plt.subplots(figsize=(7, 5), layout="constrained")
         for color, (name, entries) in zip(plotting.SPARE_COLORS, runs.items(), strict=False):
             for i, entry in enumerate(entries):
-                label = f"{name}: most expensive image" if i == 0 else None
-                steps = range(1, len(entry["sizes_of_the_worst"]) + 1)
-                axis.plot(steps, entry["sizes_of_the_worst"], color=color, label=label)
-                label = f"{name}: image in the middle" if i == 0 else None
-                axis.plot(steps, entry["sizes_of_the_middle"], color=color, linestyle=":", label=label)
-        axis.set(xlabel="Steps of the flow", ylabel="Root mean square of the channels", title=title, yscale="log")
-        plotting.plain_numbers(axis.yaxis)
-        axis.legend()
+                for kind, line in (("worst", "-"), ("middle", ":")):
+                    of = {"worst": "most expensive image", "middle": "image in the middle"}[kind]
+                    found = entry[f"sizes_of_the_{kind}"]
+                    label = f"{name}, {of}" if i == 0 else None
+                    axis.plot(range(1, len(found) + 1), found, color=color, linestyle=line, label=label)
+        axis.set(xlabel="Steps of the flow", ylabel="Root mean square of the channels", title=title)
+        axis.set_ylim(bottom=0)
+        figure.legend(loc="outside lower center", ncols=2)
         plotting.save(figure, path)
 
 
@@ -170,7 +170,7 @@ def main() -> None:
     header = {"experiment": "outliers", "dataset": dataset.describe(), "settings": settings, "commands": [command()]}
     write_json(path, {**header, "environment": here, "couplings": runs})
     figure = path.with_suffix(".png")
-    draw(runs, figure, f"{args.dataset}, after {args.train_steps} training steps")
+    draw(runs, figure, f"{args.dataset}: images in a flow after {args.train_steps} training steps")
     columns = ("coupling", "seed", "mean bits", "median", "largest", "growth of the worst", "of the middle")
     rows = [
         [
