@@ -29,7 +29,8 @@ class AffineCoupling(Coupling):
         bound: The bound on |log s|.
         context: The number k of entries of a context, which every method then takes, a tensor of shape `(batch, k)`. The network
             sees it as k more channels of x_a, the same for all pixels of an image.
-        norm: Whether the default network normalises its hidden channels (`keras.layers.LayerNormalization`).
+        norm: Whether the default network normalises its hidden channels (`keras.layers.LayerNormalization`). Its output then does
+            not grow with its input, so that a flow does not scale up an unusual input more and more from step to step.
         **kwargs: Arguments of `keras.layers.Layer`: `name`, `dtype`, `trainable`, …
 
     Call arguments:

@@ -156,3 +156,16 @@ def test_errors_at_build():
         AffineCoupling(keras.layers.Dense(4)).build((None, 5))
     with pytest.raises(ValueError, match=r"Expected \(None, 4, 4, 4\) .* Received: \(None, 2, 2, 4\)"):
         AffineCoupling(keras.layers.Conv2D(4, 3)).build((None, 4, 4, 4))
+
+
+@pytest.mark.parametrize("shape", [(3, 6), (2, 4, 4, 6)])
+@pytest.mark.parametrize("norm", [True, False])
+def test_only_normalised_networks_do_not_grow_with_their_input(rng, shape, norm):
+    """Otherwise a flow scales an unusual image up, the larger image even more in the next step, and so on."""
+    x = rng.normal(size=shape)
+    layer = AffineCoupling(hidden=16, norm=norm, dtype="float64")
+    layer(x)
+    for weight in layer.weights:
+        weight.assign_add(0.3 * rng.normal(size=weight.shape))
+    usual, large = (np.abs(layer.network(factor * x[..., :3])).max() for factor in (10.0, 1000.0))
+    assert (0.5 < large / usual < 2) if norm else large / usual > 30
