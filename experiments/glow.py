@@ -310,6 +310,8 @@ def main() -> None:
     results = Results(output / f"{stem}.json", "glow", dataset.describe(), settings, resume=args.resume)
 
     cli.import_keras(args)
+    import keras
+
     from experiments.harness import distribution, flows, galleries, plotting, training
     from experiments.harness.attempts import attempts
 
@@ -330,16 +332,22 @@ def main() -> None:
         # ActNorm starts from data; `fit` would take the images of its first batch.
         model.initialize(dataset.train_images[:INITIAL_IMAGES])
 
-        def afterwards(model: Any, pictures_of: Path | None = pictures_of) -> dict[str, Any]:
-            return measure(model, dataset.validation_images, pictures_of)
+        epochs, parts = args.train_steps // args.steps_per_epoch, run.map.split("+")
+        shown, callbacks = dataset.validation_images[: args.validation_size], []
+        if "ema" in parts and keras.backend.backend() == "tensorflow":
+            callbacks = [training.WithoutAverage(run, shown, dataset.validation_images, epochs, VALIDATION_BATCH)]
+
+        def afterwards(model: Any, pictures_of: Path | None = pictures_of, watching: Any = tuple(callbacks)) -> dict[str, Any]:
+            found = measure(model, dataset.validation_images, pictures_of)
+            return found | (watching[0].result if watching else {})
 
         training.train(
             model,
             (dataset.train_images,),
-            (dataset.validation_images[: args.validation_size],),
+            (shown,),
             run,
             results,
-            epochs=args.train_steps // args.steps_per_epoch,
+            epochs=epochs,
             batch_size=args.batch_size,
             checkpoints=attempt.checkpoints,
             measures=bits_per_dim,
@@ -348,7 +356,8 @@ def main() -> None:
             validation_batch=VALIDATION_BATCH,
             save=attempt.model if args.save else None,
             afterwards=afterwards,
-            flips="flips" in run.map.split("+"),
+            flips="flips" in parts,
+            callbacks=tuple(callbacks),
         )
 
     of = f"Glow on {args.dataset}, {shape}, L = {args.levels}, K = {args.steps}, C = {args.hidden}"

@@ -62,6 +62,36 @@ class EpochRecorder(keras.callbacks.Callback):
         self.results.save(self.run)
 
 
+class WithoutAverage(keras.callbacks.Callback):
+    """Where an optimizer averages weights, also record what the weights that it trains reach: a training without the average.
+
+    After every epoch the curve `validation_bits_without_average` grows by one number, on the images that `fit` validates on.
+    After the last one, `result` is the number on `all_images`. On TensorFlow alone.
+    """
+
+    def __init__(self, run: Run, images: np.ndarray, all_images: np.ndarray, epochs: int, batch_size: int) -> None:
+        super().__init__()
+        self.run, self.images, self.all_images, self.epochs, self.batch_size = run, images, all_images, epochs, batch_size
+        self.epoch, self.result = 0, {}
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch + 1 == self.params["steps"]:  # the end of an epoch, before the average is in the model
+            name = "validation_bits_without_average"
+            self.run.curves[name] = [*self.run.curves.get(name, [])[: self.epoch], self._bits(self.images)]
+            if self.epoch + 1 == self.epochs:
+                self.result = {"bits_per_dim_without_average": self._bits(self.all_images)}
+
+    def _bits(self, images: np.ndarray) -> float:
+        before = [keras.ops.convert_to_numpy(variable) for variable in self.model.metrics_variables]
+        values = self.model.evaluate(images, batch_size=self.batch_size, verbose=0, return_dict=True)
+        for variable, value in zip(self.model.metrics_variables, before, strict=True):
+            variable.assign(value)  # `fit` is not through with the metrics of its epoch
+        return float(values["bits_per_dim"])
+
+
 def train(
     model: keras.Model,
     data: Data,
