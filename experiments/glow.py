@@ -31,7 +31,7 @@ MORE_MIXINGS = ("aux_conv", "qr", "aux_factored_qr", "permutation")
 REFLECTING = ("aux_factored", "aux_factored_right", "aux_conv", "householder", "qr", "aux_factored_qr")
 """Those that learn Householder vectors."""
 COUPLINGS, DEQUANTISATIONS = ("affine", "additive", "logistic_mixture", "spline"), ("uniform", "variational")
-RECIPE = ("ema", "cosine", "prior", "flips", "adamax", "clip", "norm")
+RECIPE = ("ema", "cosine", "cooldown", "prior", "flips", "adamax", "clip", "norm")
 """What may be added to the flow or its training, alone or together: `--recipe ema+prior`."""
 REFERENCE = "conv"
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -73,6 +73,8 @@ PAPER = 3.66
 """Bits per dimension of the paper's flow on CIFAR-10 after 80 epochs, with the settings above (its appendix on Glow)."""
 STEPS_PER_EPOCH = 50
 AVERAGE = 0.999
+COOLDOWN = 5
+"""A cooldown is the last one of so many parts of a training."""
 VALIDATION_BATCH = 250
 INITIAL_IMAGES = 256
 
@@ -122,7 +124,8 @@ def arguments() -> Any:
         type=recipe,
         metavar="X+Y",
         help="parts of a recipe to train with, repeat for several: ema (the average of weights), cosine (decay of the rate), "
-        "prior (a learned one), flips (of training images), adamax, clip (gradients at 1, not 50), norm (in coupling networks); "
+        "cooldown (decay over the last fifth alone), prior (a learned one), flips (of training images), adamax, "
+        "clip (gradients at 1, not 50), norm (in coupling networks); "
         "plain: none of them (default: plain)",
     )
     p.add_argument(
@@ -190,6 +193,8 @@ def recipe(text: str) -> tuple[str, ...]:
     unknown = [part for part in named if part not in RECIPE]
     if unknown:
         raise argparse.ArgumentTypeError(f"expected parts out of {', '.join(RECIPE)}, received {unknown[0]!r}")
+    if {"cosine", "cooldown"} <= set(named):
+        raise argparse.ArgumentTypeError("expected one decay of the rate, received cosine and cooldown")
     return tuple(part for part in RECIPE if part in named)
 
 
@@ -232,11 +237,14 @@ def build_model(args: Any, name: str, image_shape: tuple[int, ...], seed: int) -
         parts["coupling"] = getattr(flows, layer)(hidden=args.hidden, norm=True)
     model = Glow(image_shape, levels=args.levels, steps=args.steps, hidden=args.hidden, seed=seed, **parts)
     lengthen(model, length_of(name))
+    falling = {"cosine": max(args.train_steps - args.warmup, 1), "cooldown": max(args.train_steps // COOLDOWN, 1)}
+    decay = next((steps for part, steps in falling.items() if part in chosen), None)
     optimizer = Glow.optimizer(
         args.learning_rate,
         args.warmup,
         max_norm=1.0 if "clip" in chosen else 50.0,
-        decay_steps=max(args.train_steps - args.warmup, 1) if "cosine" in chosen else None,
+        decay_steps=decay,
+        hold_steps=max(args.train_steps - args.warmup - decay, 0) if decay else 0,
         average=AVERAGE if "ema" in chosen else None,
         algorithm="adamax" if "adamax" in chosen else "adam",
     )

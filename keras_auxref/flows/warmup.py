@@ -1,4 +1,4 @@
-"""Learning rates that start small."""
+"""Learning rates that start small, and may end at zero."""
 
 import warnings
 from typing import Any
@@ -6,12 +6,36 @@ from typing import Any
 import keras
 
 from keras_auxref.package import PACKAGE
+from keras_auxref.typing import Config, Tensor
 
 
-def warm_up(learning_rate: float, steps: int, decay_steps: int | None = None) -> keras.optimizers.schedules.CosineDecay:
-    """A rate that rises linearly over `steps` steps, and then stays or, over `decay_steps` more, falls to zero along a cosine.
+@keras.saving.register_keras_serializable(PACKAGE)
+class HeldCosineDecay(keras.optimizers.schedules.CosineDecay):
+    """A cosine decay that begins `hold_steps` later: so long the rate stays where the warm-up ends.
 
-    A flow whose first gradients are far from typical diverges at the full rate.
+    rate(t) = CosineDecay(min(t, warmup_steps) + max(t − warmup_steps − hold_steps, 0))
+    """
+
+    def __init__(self, *args: Any, hold_steps: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.hold_steps = hold_steps
+
+    def __call__(self, step: Tensor) -> Tensor:
+        done = keras.ops.cast(step, "float32")
+        warm, held = float(self.warmup_steps), float(self.hold_steps)
+        return super().__call__(keras.ops.minimum(done, warm) + keras.ops.maximum(done - warm - held, 0.0))
+
+    def get_config(self) -> Config:
+        return {**super().get_config(), "hold_steps": self.hold_steps}
+
+
+def warm_up(
+    learning_rate: float, steps: int, decay_steps: int | None = None, hold_steps: int = 0
+) -> keras.optimizers.schedules.CosineDecay:
+    """A rate that rises linearly over `steps` steps, and then stays or falls to zero along a cosine over `decay_steps` more.
+
+    With `hold_steps` it stays for so many steps before it falls. Without a warm-up, a flow whose first gradients are far from
+    typical diverges.
     """
     if not learning_rate > 0:
         raise ValueError(f"`learning_rate` must be positive. Received: {learning_rate}")
@@ -19,9 +43,16 @@ def warm_up(learning_rate: float, steps: int, decay_steps: int | None = None) ->
         raise ValueError(f"`warmup_steps` must not be negative. Expected 0, 1, 2, … Received: {steps}")
     if decay_steps is not None and decay_steps < 1:
         raise ValueError(f"`decay_steps` must be None or positive. Expected None, 1, 2, 3, … Received: {decay_steps}")
+    if hold_steps < 0 or (hold_steps and not decay_steps):
+        raise ValueError(
+            "`hold_steps` are the steps between warm-up and decay. Expected 0, 1, 2, … and, unless 0, `decay_steps`. "
+            f"Received: hold_steps={hold_steps}, decay_steps={decay_steps}"
+        )
     rising = {"warmup_target": learning_rate, "warmup_steps": steps} if steps else {}
     # From the rate of the first step on, because a rate of zero would waste it. With alpha = 1 the cosine is flat.
     start, alpha = learning_rate / max(steps, 1), 0.0 if decay_steps else 1.0
+    if hold_steps:
+        return HeldCosineDecay(start, decay_steps, alpha=alpha, **({"warmup_steps": 0} | rising), hold_steps=hold_steps)
     return keras.optimizers.schedules.CosineDecay(start, decay_steps or 1, alpha=alpha, **rising)
 
 

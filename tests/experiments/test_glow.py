@@ -101,8 +101,9 @@ def test_trains_measures_draws_and_resumes(experiment_here, tmp_path):
         (("--coupling", "quadratic"), "--coupling"),
         (
             ("--recipe", "ema+sgd"),
-            "--recipe: expected parts out of ema, cosine, prior, flips, adamax, clip, norm, received 'sgd'",
+            "--recipe: expected parts out of ema, cosine, cooldown, prior, flips, adamax, clip, norm, received 'sgd'",
         ),
+        (("--recipe", "cosine+cooldown"), "--recipe: expected one decay of the rate, received cosine and cooldown"),
         (("--dequantisation", "none"), "--dequantisation"),
         (("--train-steps", "0"), "--train-steps"),
         (("--train-steps", "70"), "--train-steps: expected a multiple of --steps-per-epoch (50), received 70"),
@@ -151,6 +152,9 @@ def test_a_recipe_is_in_the_name_of_a_run_and_in_its_model():
     assert (model.optimizer.use_ema, model.optimizer.global_clipnorm) == (True, 1.0)
     rate = model.optimizer.get_config()["learning_rate"]["config"]
     assert (rate["warmup_steps"], rate["decay_steps"], rate["alpha"]) == (2, 8, 0.0)
+    cooled = glow.build_model(args, "conv+cooldown", (4, 4, 3), seed=0).optimizer
+    rates = [float(cooled._learning_rate(step)) for step in (2, 7, 9, 10)]
+    np.testing.assert_allclose(rates, [1e-3, 1e-3, 5e-4, 0.0], atol=1e-9)  # The last two steps of ten.
     plain = glow.build_model(args, "conv", (4, 4, 3), seed=0)
     assert (plain.flow.prior, plain.flow.coupling, plain.optimizer.use_ema) == ("standard", "affine", False)
 
