@@ -183,28 +183,37 @@ class Repeat(Freezable, Invertible, keras.layers.Layer):
         around = self._constants if self.is_frozen else lambda k: nullcontext()
         written_out = self.is_frozen or self._written_out(x)
         loop = partial(_one_by_one, times=self.times, around=around) if written_out else backend.loop
+        on_devices = backend.on_each_device if _keeps_rows_apart(self.template()) else _together
         if self.remat == "inverse" and self._stacked and not self.is_frozen and not reverse:
             weights = [backend.as_tensor(weight) for weight in self._stacked]
             forth, back = as_function(self.template(), step), as_function(self.template(), self._undo)
-            return by_inverse(forth, back, start, loop, x, weights, context)
+
+            def recomputing(rows: Any, weights: list[Tensor]) -> tuple[T, list[Tensor]]:
+                x, context = rows
+                return by_inverse(forth, back, start, loop, x, weights, context), []
+
+            return on_devices(recomputing, (x, context), weights)[0]
         template, indices = self.template(), self._states if training and self.trainable else []
         variables = template.variables
         state = [variables[i] for i in indices]
         rest = [i for i in range(len(variables)) if i not in indices]
 
-        def body(
-            carry: T, weights: list[Tensor], states: list[Tensor], context: Tensor | None = context
-        ) -> tuple[T, list[Tensor]]:
+        def body(carry: T, weights: list[Tensor], states: list[Tensor], context: Tensor | None = None) -> tuple[T, list[Tensor]]:
             mapping = [*zip([variables[i] for i in rest], weights, strict=True), *zip(state, states, strict=True)]
             with keras.StatelessScope(mapping) as scope:
                 carry = step(carry, context)
             return carry, [scope.get_current_value(variable) for variable in state]
 
-        carry = start(x)
         steps = [keras.ops.convert_to_tensor(self._stacked[i]) for i in rest]
         states = [keras.ops.copy(keras.ops.convert_to_tensor(self._stacked[i])) for i in indices]  # torch assigns in place
-        run = from_inputs(body, carry, len(rest), len(state), context) if self.remat else body
-        carry, changed = loop(run, carry, steps, states, reverse=reverse)
+
+        def looping(rows: Any, weights: list[Tensor]) -> tuple[T, list[Tensor]]:
+            x, context = rows
+            carry, count = start(x), len(rest)
+            run = from_inputs(body, carry, count, len(state), context) if self.remat else partial(body, context=context)
+            return loop(run, carry, weights[:count], weights[count:], reverse=reverse)
+
+        carry, changed = on_devices(looping, (x, context), [*steps, *states])
         for i, value in zip(indices, changed, strict=True):
             self._stacked[i].assign(value)
         return carry
@@ -324,6 +333,17 @@ def _one_by_one(
         with around(k):
             carry, found[k] = body(carry, here[: len(steps)], here[len(steps) :])
     return carry, [keras.ops.stack(values) for values in zip(*found, strict=True)]
+
+
+def _together(function: Callable[[Any, list[Tensor]], T], rows: object, weights: list[Tensor]) -> T:
+    """`backend.on_each_device`, with all rows in one place."""
+    return function(rows, weights)
+
+
+def _keeps_rows_apart(layer: keras.layers.Layer) -> bool:
+    """Whether a layer treats every row of a batch by itself, apart from averages: not if it holds other statistics, or draws."""
+    parts = [part for part in layer._flatten_layers() if not type(part).__module__.startswith(f"{PACKAGE}.")]
+    return not any(part._non_trainable_variables or part._seed_generators for part in parts)
 
 
 def _convolves(layer: keras.layers.Layer) -> bool:

@@ -82,6 +82,17 @@ def test_on_jax_a_loop_is_its_steps_written_out():
     assert found["convolution"] < 1e-12
 
 
+@pytest.mark.slow
+def test_two_devices_train_as_one_and_sum_gradients_after_the_loop():
+    settings = {"JAX_ENABLE_X64": "1", "JAX_NUM_CPU_DEVICES": "2", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    found = json.loads(_output("jax", SCRIPT.with_name("devices_on_jax.py"), **settings))
+    inside, left_to_xla = found.pop("sums")
+    assert (inside, left_to_xla > 0) == (0, True)
+    for weights, rest in found.values():
+        assert weights < 1e-12
+        assert rest < 1e-6
+
+
 def _run(backend, folder, *parts):
     assert _output(backend, SCRIPT, folder, *parts).split()[:2] == ["keras_auxref", backend]
 

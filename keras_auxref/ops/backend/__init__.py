@@ -11,7 +11,9 @@ differently.
 * Loops: `Loop` is the recurrence, None if the backend has none; `squared`, `squared_vjp` and `expm` serve the closed form of the
   exponential.
 * Depth: `loop` runs equal steps as a loop, `prefers_loops` tells whether that is faster, and `convolve` is a convolution that is
-  fast there; `recomputed` and `together` save memory; `replicas` counts the replicas that `tf.distribute` makes of a model.
+  fast there; `recomputed` and `together` save memory.
+* Devices: `on_each_device` computes with the rows of each device apart, `replicas` counts the replicas that `tf.distribute` makes
+  of a model.
 """
 
 import importlib
@@ -44,6 +46,7 @@ is_concrete = _of("is_concrete")
 kind_of = _of("kind_of")
 loop = _of("loop")
 normal = _of("normal")
+on_each_device = _of("on_each_device")
 only_rows = _of("only_rows")
 outside_graphs = _of("outside_graphs")
 picks_rows = _of("picks_rows")

@@ -305,6 +305,32 @@ def loop(
     return jax.lax.scan(lambda carry, slices: body(carry, *slices), carry, (steps, states), reverse=reverse)
 
 
+def on_each_device(
+    function: Callable[[T, list[Tensor]], tuple[T, list[Tensor]]], rows: T, weights: list[Tensor]
+) -> tuple[T, list[Tensor]]:
+    """function(rows, weights), for its own rows on each device over which Keras splits batches.
+
+    Left to itself, XLA sums the gradients of weights over all devices inside a loop, in every step. Here they are summed once,
+    after the loop. The weights that the function returns are averages over the devices, or equal if they are whole numbers.
+    """
+    chosen = keras.distribution.distribution()
+    if not isinstance(chosen, keras.distribution.DataParallel):
+        return function(rows, weights)
+    tensors, count = jax.tree.leaves(rows), int(np.prod(chosen.device_mesh.shape))
+    if count == 1 or not all(isinstance(t, jax.core.Tracer) and t.shape[:1] and t.shape[0] % count == 0 for t in tensors):
+        return function(rows, weights)
+    axis = chosen.batch_dim_name
+
+    def here(rows: T, weights: list[Tensor]) -> tuple[T, list[Tensor]]:
+        rows, changed = function(rows, weights)
+        exact = [jnp.issubdtype(value.dtype, jnp.inexact) for value in changed]
+        return rows, [jax.lax.pmean(value, axis) if e else value for value, e in zip(changed, exact, strict=True)]
+
+    split, whole = jax.sharding.PartitionSpec(axis), jax.sharding.PartitionSpec()
+    mesh = chosen.device_mesh.backend_mesh
+    return jax.shard_map(here, mesh=mesh, in_specs=(split, whole), out_specs=(split, whole), check_vma=False)(rows, weights)
+
+
 def recomputed(function: Callable[..., T]) -> Callable[..., T]:
     """A function of tensors that keeps only its arguments for the backward pass and is recomputed there."""
     return keras.remat(function)

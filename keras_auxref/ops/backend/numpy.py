@@ -148,6 +148,13 @@ def loop(
     raise NotImplementedError(f"Keras' backend {keras.backend.backend()!r} has no loops.")
 
 
+def on_each_device(
+    function: Callable[[T, list[Tensor]], tuple[T, list[Tensor]]], rows: T, weights: list[Tensor]
+) -> tuple[T, list[Tensor]]:
+    """function(rows, weights): only JAX splits a batch within a computation."""
+    return function(rows, weights)
+
+
 def recomputed(function: Callable[..., T]) -> Callable[..., T]:
     """A function of tensors that keeps only its arguments for the backward pass and is recomputed there."""
     return function
