@@ -12,8 +12,8 @@ Every flow has a process of its own, so that nothing is traced before and the pe
 * `unrolled`: the same steps written out;
 * `remat`: the loop, with every step computed again in the backward pass from its input;
 * `inverse`: the loop, with every step computed again from its output;
-* `XLA`: the default with XLA on a CPU, the loop compiled;
-* `jax`: the default on JAX.
+* `XLA` and `XLA, unrolled`: the loop and the steps written out, compiled by XLA on a CPU;
+* `jax` and `jax, unrolled`: the same on JAX.
 
 A measurement that the results file has is not made again: delete it there, or use `--again`. `peak_megabytes` is the largest
 resident memory of two training steps less that before them. The figure is beside the results file.
@@ -37,8 +37,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "unrolled": {"unroll": True},
     "remat": {"unroll": False, "remat": True},
     "inverse": {"unroll": False, "remat": "inverse"},
-    "XLA": {},
-    "jax": {},
+    "XLA": {"unroll": False},
+    "XLA, unrolled": {"unroll": True},
+    "jax": {"unroll": False},
+    "jax, unrolled": {"unroll": True},
 }
 MIXINGS = ("conv", "aux_factored", "aux_conv")
 MEASURED = {"seconds": "first_step_seconds", "memory": "weights_megabytes"}
@@ -56,15 +58,23 @@ def plan(part: str, quick: bool, before: bool) -> list[Key]:
     depth, deep = (2, 4) if quick else (8, 32)
     if before:
         return [(way, mixing, depth) for mixing in MIXINGS[:2] for way in ("unrolled", "XLA", "jax")]
-    one = [(way, mixing, depth) for mixing in MIXINGS for way in ("loop", "unrolled", "XLA", "jax")]
+    ways = ("loop", "unrolled", "XLA", "XLA, unrolled", "jax", "jax, unrolled")
+    one = [(way, mixing, depth) for mixing in MIXINGS for way in ways]
     return [*one, *(("loop", mixing, deep) for mixing in MIXINGS[:2])]
 
 
 def measure(part: str, key: Key, sizes: dict[str, int], before: Path | None) -> dict[str, Any]:
     way, mixing, depth = key
     arguments = {} if before else WAYS[way]
-    task = {**sizes, "part": part, "mixing": mixing, "steps": depth, "arguments": arguments, "compiled": way in ("XLA", "jax")}
-    environment = {**os.environ, "KERAS_BACKEND": "jax" if way == "jax" else "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    task = {
+        **sizes,
+        "part": part,
+        "mixing": mixing,
+        "steps": depth,
+        "arguments": arguments,
+        "compiled": "XLA" in way or "jax" in way,
+    }
+    environment = {**os.environ, "KERAS_BACKEND": "jax" if "jax" in way else "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
     environment["PYTHONPATH"] = str((before or Path(__file__).parents[1]).resolve())
     command = [sys.executable, str(Path(__file__).with_name("depth_worker.py")), json.dumps(task)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=None, text=True, check=True)

@@ -33,6 +33,9 @@ def run(folder: Path, processes: int, *arguments: str) -> list[tuple[int, str]]:
                 "KERAS_BACKEND": "jax",
                 "JAX_PLATFORMS": "cpu",
                 "JAX_ENABLE_X64": "1",
+                # Who goes on compiles what was compiled before.
+                "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "compiled"),
+                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
                 "PYTHONPATH": str(ROOT),
                 distribution.ADDRESSES: f"127.0.0.1:{port}",
                 distribution.NUMBER: str(processes),

@@ -75,6 +75,6 @@ def convolution(padding, size, kernel):
 
 
 if __name__ == "__main__":
-    found = {dtype: max(difference(dtype), difference(dtype, images=True)) for dtype in ("float32", "float64")}
+    found = {"float32": difference("float32"), "float64": difference("float64", images=True)}
     sizes = (("same", (4, 5), (3, 2)), ("valid", (4, 5), (3, 2)), ("same", (1, 1), (3, 3)))
     print(json.dumps({**found, "convolution": max(convolution(*case) for case in sizes)}))

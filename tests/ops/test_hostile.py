@@ -252,7 +252,7 @@ def test_certified_matrices_are_inverted_to_the_last_digits(dtype):
 def test_the_residual_is_that_of_what_is_returned(dtype):
     """Also where y comes back as it is because W y is zero up to rounding: f(y) is another vector in exact arithmetic."""
     threshold, masked = 1e-5 if dtype == "float32" else 1e-10, 0
-    for family, w, y in _families(dtype, ["rank deficient", "rotation", "integer"]):
+    for family, w, y in _families(dtype, ["rank deficient", "rotation", "integer"], matrices=3):
         found = ops.inverse_with_info(y, w)
         kept = np.isfinite(found.x).all(-1)
         true = hostile.residual(found.x.numpy()[kept], y[kept], w)
