@@ -11,6 +11,8 @@ from typing import Any
 import h5py
 import keras
 
+from keras_auxref.flows.averaging import as_trained
+
 SECONDS = 30.0
 """Epochs that take less share a checkpoint: to write one takes time too."""
 KEPT = 2
@@ -47,7 +49,8 @@ class Checkpoint(keras.callbacks.Callback):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         aside = self.folder / "writing.weights.h5"
-        self.model.save_weights(aside)
+        with as_trained(self.model):
+            self.model.save_weights(aside)
         os.replace(aside, self.folder / f"epoch-{epoch + 1}.weights.h5")
         for _, file in _found(self.folder)[KEPT:]:
             file.unlink()

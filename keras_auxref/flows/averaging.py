@@ -1,5 +1,7 @@
 """Training with a moving average of the weights, which validation and callbacks see during `fit`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -50,6 +52,20 @@ def with_averages(callbacks: Any, model: keras.Model) -> Any:
     return [first, *given]
 
 
+@contextmanager
+def as_trained(model: keras.Model) -> Iterator[None]:
+    """Within it a model that shows the average has the weights that are trained, for a checkpoint from which training goes on.
+
+    The average itself is among the variables of the optimizer.
+    """
+    averaged = getattr(model, "averaged", None)
+    if averaged is None:
+        yield
+    else:
+        with averaged.put_aside():
+            yield
+
+
 class Averaged(keras.callbacks.Callback):
     """Gives the model the average of its weights at every validation and at the end of every epoch, until the next one begins.
 
@@ -61,6 +77,20 @@ class Averaged(keras.callbacks.Callback):
     def __init__(self) -> None:
         super().__init__()
         self._trained: list[np.ndarray] | None = None
+
+    def set_model(self, model: keras.Model) -> None:
+        super().set_model(model)
+        object.__setattr__(model, "averaged", self)  # without Keras, which would track it
+
+    @contextmanager
+    def put_aside(self) -> Iterator[None]:
+        shown = self._trained is not None
+        self._put_back()
+        try:
+            yield
+        finally:
+            if shown:
+                self._show()
 
     def _show(self) -> None:
         if self._trained is None:

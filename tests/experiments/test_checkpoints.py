@@ -8,6 +8,7 @@ import pytest
 
 from experiments.harness import checkpoints
 from experiments.harness.checkpoints import Checkpoint, restore
+from keras_auxref import Flow
 
 X, Y = np.random.default_rng(0).normal(size=(8, 4)).astype("float32"), np.zeros(8)
 
@@ -134,3 +135,29 @@ def test_processes_write_together_or_not_at_all(tmp_path, monkeypatch):
     due = iter([0, 1, 0])  # of the other process
     network().fit(X, Y, epochs=3, verbose=0, callbacks=[Checkpoint(tmp_path, lambda mine: [mine, [next(due)]])])
     assert sorted(os.listdir(tmp_path)) == ["epoch-2.weights.h5"]
+
+
+def test_an_average_of_weights_and_the_weights_go_on_together(tmp_path, monkeypatch):
+    """A checkpoint between two epochs, where the model shows the average, has the weights that are trained."""
+    monkeypatch.setattr(checkpoints, "SECONDS", 0)
+    x = np.random.default_rng(1).normal(size=(16, 2)).astype("float32")
+
+    def flow():
+        keras.utils.set_random_seed(0)
+        model = Flow(2, steps=1, hidden=4, coupling="affine", seed=1)
+        model.compile(Flow.optimizer(0.05, warmup_steps=0, average=0.9), run_eagerly=True)
+        model.initialize(x)
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    whole, seen = flow(), States()
+    settings = {"batch_size": 8, "verbose": 0, "shuffle": False, "validation_data": (x,)}
+    whole.fit(x, epochs=2, callbacks=[seen], **settings)
+    flow().fit(x, epochs=1, callbacks=[Checkpoint(tmp_path)], **settings)
+    resumed = flow()
+    assert restore(resumed, tmp_path) == 1
+    averages = seen.states[1][: len(whole.variables)]
+    assert any(not np.allclose(a, b, atol=1e-4) for a, b in zip(state(resumed), averages, strict=False))
+    resumed.fit(x, epochs=2, initial_epoch=1, **settings)
+    for one, other in zip(state(resumed), state(whole), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
