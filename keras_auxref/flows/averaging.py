@@ -43,7 +43,7 @@ class AveragedAdamax(_Growing, keras.optimizers.Adamax):
 
 def with_averages(callbacks: Any, model: keras.Model) -> Any:
     """The callbacks of `fit`, with one before them that shows them the average."""
-    first = Averaged()
+    first = _of(model) or Averaged()
     if isinstance(callbacks, keras.callbacks.CallbackList):
         first.set_model(model)
         callbacks.callbacks.insert(0, first)
@@ -58,16 +58,34 @@ def as_trained(model: keras.Model) -> Iterator[None]:
 
     The average itself is among the variables of the optimizer.
     """
-    averaged = getattr(model, "averaged", None)
-    if averaged is None:
+    averaged = _of(model)
+    if averaged is None or not averaged.put_back():
         yield
-    else:
-        with averaged.put_aside():
-            yield
+        return
+    try:
+        yield
+    finally:
+        averaged.show()
+
+
+def train_on(model: keras.Model) -> None:
+    """Gives a model that shows the average the weights that were trained, before it is trained further."""
+    averaged = _of(model)
+    if averaged is not None:
+        averaged.put_back()
+
+
+def forget(model: keras.Model) -> None:
+    """Before another optimizer: the weights of the model are what it trains."""
+    model.__dict__.pop("averaged", None)
+
+
+def _of(model: keras.Model) -> "Averaged | None":
+    return model.__dict__.get("averaged")
 
 
 class Averaged(keras.callbacks.Callback):
-    """Gives the model the average of its weights at every validation and at the end of every epoch, until the next one begins.
+    """Gives the model the average of its weights at every validation and at the end of every epoch, until training goes on.
 
     The average itself is kept by an optimizer with `use_ema=True`, which also leaves it in the model when `fit` ends.
     `keras.callbacks.SwapEMAWeights` exchanges weights and average instead, so that a training that stops early would end with
@@ -77,37 +95,42 @@ class Averaged(keras.callbacks.Callback):
     def __init__(self) -> None:
         super().__init__()
         self._trained: list[np.ndarray] | None = None
+        self._shown: list[np.ndarray] = []
 
     def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
         object.__setattr__(model, "averaged", self)  # without Keras, which would track it
 
-    @contextmanager
-    def put_aside(self) -> Iterator[None]:
-        shown = self._trained is not None
-        self._put_back()
-        try:
-            yield
-        finally:
-            if shown:
-                self._show()
-
-    def _show(self) -> None:
+    def show(self) -> None:
+        """The average instead of the weights."""
         if self._trained is None:
             optimizer = self.model.optimizer
-            self._trained = [keras.ops.convert_to_numpy(weight) for weight in self.model.trainable_variables]
+            self._trained = self._values()
             optimizer.finalize_variable_values(self.model.trainable_variables)
+            self._shown = self._values()
 
-    def _put_back(self) -> None:
-        for weight, value in zip(self.model.trainable_variables, self._trained or [], strict=False):
+    def put_back(self) -> bool:
+        """The weights instead of the average, unless others were loaded meanwhile; returns whether there were any."""
+        trained, self._trained = self._trained, None
+        if trained is None or not _equal(self._values(), self._shown):
+            return False
+        for weight, value in zip(self.model.trainable_variables, trained, strict=True):
             weight.assign(value)
-        self._trained = None
+        return True
+
+    def _values(self) -> list[np.ndarray]:
+        # Copies: on torch an array may share its memory with the weight.
+        return [np.array(keras.ops.convert_to_numpy(weight)) for weight in self.model.trainable_variables]
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        self._put_back()
+        self.put_back()
 
     def on_test_begin(self, logs: dict[str, float] | None = None) -> None:
-        self._show()
+        self.show()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        self._show()
+        self.show()
+
+
+def _equal(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
+    return len(first) == len(second) and all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))

@@ -29,7 +29,7 @@ class Flow(FlowModel):
 
     n is `steps` steps of ActNorm → a map of all entries (`mixing`) → coupling. `fit(x)` minimises −log p(x), in nats per vector.
     The first `fit` initialises every ActNorm from data, which standardises them, and compiles the model with `Flow.optimizer()`
-    if `compile` has not been called.
+    if `compile` has not been called. That averages the weights, and `fit` leaves their average in the model.
 
     **What to give it.** Floating-point numbers of shape `(batch, d)`, of any scale. NaN, infinity, whole numbers and other shapes
     are refused with a `ValueError`, and so are columns that are constant at the start. `fit` and `evaluate` look at all of an

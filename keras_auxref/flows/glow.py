@@ -35,7 +35,8 @@ class Glow(FlowModel):
 
     n is the multi-scale architecture of Kingma & Dhariwal: L levels of K steps, each ActNorm → a map between the channels of
     every pixel (`mixing`) → coupling. `fit(images)` minimises bits per dimension. The first `fit` initialises every ActNorm
-    from data, and compiles the model with `Glow.optimizer()` if `compile` has not been called.
+    from data, and compiles the model with `Glow.optimizer()` if `compile` has not been called. That averages the weights, and
+    `fit` leaves their average in the model.
 
     **What to give it.** Integers from 0 to 2ᵇ − 1: `uint8` for the default of 8 bits. Or numbers in [0, 1], from black to white:
     k/(2ᵇ − 1) stands for the integer k. `decode` and `sample` return such numbers;

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import keras
 import numpy as np
 
-from keras_auxref.flows.averaging import AveragedAdam, AveragedAdamax, with_averages
+from keras_auxref.flows.averaging import AveragedAdam, AveragedAdamax, forget, train_on, with_averages
 from keras_auxref.flows.batches import first_batch, inputs_of
 from keras_auxref.flows.conditions import Condition
 from keras_auxref.flows.warmup import warm_up
@@ -70,7 +70,7 @@ class LikelihoodModel(keras.Model):
         warmup_steps: int = 100,
         max_norm: float = 50.0,
         decay_steps: int | None = None,
-        average: float | None = None,
+        average: float | None = 0.999,
         algorithm: str = "adam",
         hold_steps: int = 0,
     ) -> keras.optimizers.Optimizer:
@@ -82,9 +82,9 @@ class LikelihoodModel(keras.Model):
             max_norm: Gradients are scaled to at most this length, all of them together.
             decay_steps: The number of steps after the warm-up over which the rate falls to zero along a cosine: the rest of the
                 training. Without it the rate stays constant.
-            average: A number in (0, 1), such as 0.999, to keep a moving average a ← m a + (1 − m) w of the weights. Validation,
-                callbacks and saved files use the average, and `fit` leaves it in the model. m grows with the step t as
-                (1 + t)/(10 + t), up to `average`.
+            average: A number in (0, 1), to keep a moving average a ← m a + (1 − m) w of the weights, or None. Validation,
+                callbacks and saved files use the average, and `fit` leaves it in the model; another `fit` goes on from the
+                weights. m grows with the step t as (1 + t)/(10 + t), up to `average`.
             algorithm: `"adam"` or `"adamax"`.
             hold_steps: The number of steps at the full rate between warm-up and decay. A training of n steps often ends best with
                 a decay over its last fifth: `hold_steps=4 * n // 5 - warmup_steps, decay_steps=n // 5`.
@@ -112,6 +112,7 @@ class LikelihoodModel(keras.Model):
                     f"A flow is trained by its own likelihood, and reports it as `{self.loss_metric.name}`. "
                     f"Expected no `{name}`. Received: {name}={value!r}"
                 )
+        forget(self)
         super().compile(optimizer=LikelihoodModel.optimizer() if optimizer is None else optimizer, **kwargs)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
@@ -172,7 +173,8 @@ class LikelihoodModel(keras.Model):
         """`keras.Model.fit`, which first initialises ActNorm from data and compiles the model if that has not been done.
 
         Data are x alone, or tuples that begin with it. With a context, y is the context of every x; without one it is ignored.
-        The history has the loss under its own name, with the prefix `val_` for validation data. Lower is better: callbacks like
+        The default optimizer averages the weights (see `optimizer`), and `fit` leaves the average in the model. The history
+        has the loss under its own name, with the prefix `val_` for validation data. Lower is better: callbacks like
         `EarlyStopping` and `ModelCheckpoint` that monitor it are set to `mode="min"`.
         """
         if not self.compiled:
@@ -226,6 +228,7 @@ class LikelihoodModel(keras.Model):
     ) -> float | list[float] | dict[str, float]:
         """`keras.Model.train_on_batch`. The first one starts every ActNorm from its data, as `fit` does."""
         x = self._look_at(x, y, start=True)
+        train_on(self)
         self._build_optimizer()
         return super().train_on_batch(x, y, *args, **kwargs)
 
