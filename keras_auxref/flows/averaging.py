@@ -68,6 +68,13 @@ def as_trained(model: keras.Model) -> Iterator[None]:
         averaged.show()
 
 
+def after_fit(model: keras.Model) -> None:
+    """The average that Keras leaves in the model gets memory of its own."""
+    averaged = _of(model)
+    if averaged is not None:
+        averaged.separate()
+
+
 def train_on(model: keras.Model) -> None:
     """Gives a model that shows the average the weights that were trained, before it is trained further."""
     averaged = _of(model)
@@ -104,10 +111,15 @@ class Averaged(keras.callbacks.Callback):
     def show(self) -> None:
         """The average instead of the weights."""
         if self._trained is None:
-            optimizer = self.model.optimizer
             self._trained = self._values()
-            optimizer.finalize_variable_values(self.model.trainable_variables)
+            self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
             self._shown = self._values()
+            self.separate()
+
+    def separate(self) -> None:
+        """Gives weights and averages memory of their own. On JAX Keras lets them share it, and a step takes that of the weights."""
+        for weight in self.model.trainable_variables:
+            weight.assign(keras.ops.copy(weight))
 
     def put_back(self) -> bool:
         """The weights instead of the average, unless others were loaded meanwhile; returns whether there were any."""
@@ -116,6 +128,7 @@ class Averaged(keras.callbacks.Callback):
             return False
         for weight, value in zip(self.model.trainable_variables, trained, strict=True):
             weight.assign(value)
+        self.separate()  # on JAX from `trained`
         return True
 
     def _values(self) -> list[np.ndarray]:

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import keras
 import numpy as np
 
-from keras_auxref.flows.averaging import AveragedAdam, AveragedAdamax, forget, train_on, with_averages
+from keras_auxref.flows.averaging import AveragedAdam, AveragedAdamax, after_fit, forget, train_on, with_averages
 from keras_auxref.flows.batches import first_batch, inputs_of
 from keras_auxref.flows.conditions import Condition
 from keras_auxref.flows.warmup import warm_up
@@ -190,7 +190,13 @@ class LikelihoodModel(keras.Model):
         self._build_optimizer()
         if getattr(self.optimizer, "use_ema", False):
             call.arguments["callbacks"] = with_averages(call.arguments.get("callbacks"), self)
-        return super().fit(*call.args[1:], **call.kwargs)
+        try:
+            history = super().fit(*call.args[1:], **call.kwargs)
+        except KeyboardInterrupt:
+            after_fit(self)
+            raise
+        after_fit(self)
+        return history
 
     def _prepare(self, callbacks: Any) -> None:
         """Sets the mode of callbacks that monitor the loss: Keras derives it for metrics of `compile` only.

@@ -49,10 +49,11 @@ def main(folder: Path, mixing: str, coupling: str = "affine", dequantisation: st
         model.log_prob(images.astype("float32"))
     parts = {"mixing": mixing, "coupling": coupling, "dequantisation": dequantisation}
     fresh = Glow(model.image_shape, levels=1, steps=1, hidden=4, seed=1, **parts)
-    history = fresh.fit(images, batch_size=4, epochs=2, validation_data=(images,), verbose=0).history
+    fresh.fit(images, batch_size=4, epochs=1, verbose=0)
     assert fresh.initialized
-    assert set(history) == {"loss", "bits_per_dim", "val_loss", "val_bits_per_dim"}
     assert np.isfinite(fresh.evaluate(images, verbose=0)).all()
+    history = fresh.fit(images, batch_size=4, epochs=1, validation_data=(images,), verbose=0).history
+    assert set(history) == {"loss", "bits_per_dim", "val_loss", "val_bits_per_dim"}
     fresh.save(folder / "trained.keras")
     np.savez(folder / "trained.npz", **answers_of_the_trained(fresh, images, z))
     print(keras_auxref.__name__, keras.backend.backend(), "tensorflow" in sys.modules)
