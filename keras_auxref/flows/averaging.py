@@ -117,7 +117,7 @@ class Averaged(keras.callbacks.Callback):
             self.separate()
 
     def separate(self) -> None:
-        """Gives weights and averages memory of their own. On JAX Keras lets them share it, and a step takes that of the weights."""
+        """Gives weights and averages memory of their own. On JAX they share it otherwise, and a step overwrites the weights."""
         for weight in self.model.trainable_variables:
             weight.assign(keras.ops.copy(weight))
 
