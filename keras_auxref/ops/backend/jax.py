@@ -311,7 +311,8 @@ def on_each_device(
     """function(rows, weights), for its own rows on each device over which Keras splits batches.
 
     Left to itself, XLA sums the gradients of weights over all devices inside a loop, in every step. Here they are summed once,
-    after the loop. The weights that the function returns are averages over the devices, or equal if they are whole numbers.
+    after the loop, all in one array. The weights that the function returns are averages over the devices, or equal if they are
+    whole numbers.
     """
     chosen = keras.distribution.distribution()
     if not isinstance(chosen, keras.distribution.DataParallel):
@@ -319,16 +320,19 @@ def on_each_device(
     tensors, count = jax.tree.leaves(rows), int(np.prod(chosen.device_mesh.shape))
     if count == 1 or not all(isinstance(t, jax.core.Tracer) and t.shape[:1] and t.shape[0] % count == 0 for t in tensors):
         return function(rows, weights)
-    axis = chosen.batch_dim_name
+    axis, kinds = chosen.batch_dim_name, [weight.dtype for weight in weights]
+    one_of_each = {kind: jnp.concatenate([w.ravel() for w in weights if w.dtype == kind]) for kind in kinds}
 
-    def here(rows: T, weights: list[Tensor]) -> tuple[T, list[Tensor]]:
-        rows, changed = function(rows, weights)
+    def here(rows: T, joined: dict[Any, Tensor]) -> tuple[T, list[Tensor]]:
+        ends = {kind: np.cumsum([w.size for w in weights if w.dtype == kind])[:-1] for kind in joined}
+        parts = {kind: iter(jnp.split(joined[kind], ends[kind])) for kind in joined}
+        rows, changed = function(rows, [next(parts[w.dtype]).reshape(w.shape) for w in weights])
         exact = [jnp.issubdtype(value.dtype, jnp.inexact) for value in changed]
         return rows, [jax.lax.pmean(value, axis) if e else value for value, e in zip(changed, exact, strict=True)]
 
     split, whole = jax.sharding.PartitionSpec(axis), jax.sharding.PartitionSpec()
     mesh = chosen.device_mesh.backend_mesh
-    return jax.shard_map(here, mesh=mesh, in_specs=(split, whole), out_specs=(split, whole), check_vma=False)(rows, weights)
+    return jax.shard_map(here, mesh=mesh, in_specs=(split, whole), out_specs=(split, whole), check_vma=False)(rows, one_of_each)
 
 
 def recomputed(function: Callable[..., T]) -> Callable[..., T]:
