@@ -1,6 +1,7 @@
 """JAX: eager and under jit, in float64 where `jax_enable_x64` is set."""
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, TypeVar
 
@@ -321,10 +322,10 @@ def on_each_device(
     if count == 1 or not all(isinstance(t, jax.core.Tracer) and t.shape[:1] and t.shape[0] % count == 0 for t in tensors):
         return function(rows, weights)
     axis, kinds = chosen.batch_dim_name, [weight.dtype for weight in weights]
-    one_of_each = {kind: jnp.concatenate([w.ravel() for w in weights if w.dtype == kind]) for kind in kinds}
+    one_of_each = {kind: jnp.concatenate([jnp.ravel(w) for w in weights if w.dtype == kind]) for kind in kinds}
 
     def here(rows: T, joined: dict[Any, Tensor]) -> tuple[T, list[Tensor]]:
-        ends = {kind: np.cumsum([w.size for w in weights if w.dtype == kind])[:-1] for kind in joined}
+        ends = {kind: np.cumsum([math.prod(w.shape) for w in weights if w.dtype == kind])[:-1] for kind in joined}
         parts = {kind: iter(jnp.split(joined[kind], ends[kind])) for kind in joined}
         rows, changed = function(rows, [next(parts[w.dtype]).reshape(w.shape) for w in weights])
         exact = [jnp.issubdtype(value.dtype, jnp.inexact) for value in changed]
