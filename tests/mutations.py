@@ -351,7 +351,8 @@ def _test(folder: Path, log: Path, tests: list[str]) -> None:
         os.dup2(file.fileno(), 2)
     code = 4
     try:
-        code = int(pytest.main(["-q", "-x", "-n", "0", "-p", "no:cacheprovider", *tests]))
+        marks = "not programs and not cluster and not exhaustive"  # the slow ones, too
+        code = int(pytest.main(["-q", "-x", "-n", "0", "-m", marks, "-p", "no:cacheprovider", *tests]))
     finally:
         sys.stdout.flush()
         os._exit(code)
