@@ -1,5 +1,7 @@
 """A density of vectors: what it answers, what it refuses, and that it is a density."""
 
+import logging
+
 import keras
 import numpy as np
 import pytest
@@ -157,3 +159,25 @@ def test_constant_columns_are_named():
 def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         small(**arguments)
+
+
+def test_methods_of_several_models_are_not_taken_for_one_that_is_traced_again_and_again():
+    """TensorFlow counts by the code of a function, which all of them share."""
+    seen = []
+    handler = logging.Handler()
+    handler.emit = lambda record: seen.append(record.getMessage())
+    logger = logging.getLogger("tensorflow")
+    level = logger.level
+    logger.setLevel("WARNING")
+    logger.addHandler(handler)
+    try:
+        for _ in range(3):
+            model, x = Flow(2, steps=1, hidden=4, coupling="affine"), np.eye(2, dtype="float32") + np.ones((2, 1), "float32")
+            model.initialize(x)
+            z, _ = model.encode(x)
+            model.decode(z)
+            model.log_prob(x)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    assert not [message for message in seen if "retracing" in message]

@@ -61,7 +61,9 @@ def compiled(method: Callable[..., T]) -> Callable[..., T]:
                 return method(self, *(None if part is None else next(given) for part in key))
 
             known = [spec for spec in specs if spec is not None]
-            traced[key] = tf.function(whole, input_signature=known, autograph=False)
+            # TensorFlow warns of functions that are traced often, by their code, which is the same for all models and methods. A
+            # partial has none.
+            traced[key] = tf.function(functools.partial(whole), input_signature=known, autograph=False)
         return traced[key](*(arg for arg in args if arg is not None))
 
     return call
